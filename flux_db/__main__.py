@@ -1,0 +1,77 @@
+"""`python -m flux_db COMMAND`: what there is besides training."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from flux_db.cli import parse_config
+from flux_db.errors import run_guarded
+from flux_db.preflight import check, check_files
+
+
+def tiny_model(argv: list[str]) -> None:
+    """Write a small FLUX.1 folder with random weights."""
+    from flux_db.tiny_model import write_tiny_model
+
+    parser = argparse.ArgumentParser(prog="python -m flux_db tiny-model", description=tiny_model.__doc__)
+    parser.add_argument("folder", type=Path, help="where to write it")
+    parser.add_argument("--size", choices=["tiny", "mid"], default="tiny", help="tiny: 0.1 M parameters; mid: 9 M")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
+    arguments = parser.parse_args(argv)
+    write_tiny_model(arguments.folder, arguments.size, arguments.seed)
+    print(arguments.folder)
+
+
+def demo_pictures(argv: list[str]) -> None:
+    """Draw a few pictures of a cartoon dog to train on."""
+    from flux_db.demo_pictures import write_demo_pictures
+
+    parser = argparse.ArgumentParser(prog="python -m flux_db demo-pictures", description=demo_pictures.__doc__)
+    parser.add_argument("folder", type=Path, help="where to write them")
+    parser.add_argument("--count", type=int, default=5, help="how many (default: 5)")
+    parser.add_argument("--size", type=int, default=256, help="side in pixels (default: 256)")
+    arguments = parser.parse_args(argv)
+    write_demo_pictures(arguments.folder, arguments.count, arguments.size)
+    print(arguments.folder)
+
+
+def encode(argv: list[str]) -> None:
+    """Encode prompts and pictures into the cache; takes the trainer's flags."""
+    config = parse_config(argv, checks=(check, check_files))
+    from flux_db.prepare import encode_all
+
+    encode_all(config)
+
+
+def class_images(argv: list[str]) -> None:
+    """Draw the class pictures that prior preservation lacks; takes the trainer's flags."""
+    config = parse_config(argv, checks=(check, check_files))
+    from flux_db.prepare import make_class_images
+
+    make_class_images(config)
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "tiny-model": tiny_model,
+    "demo-pictures": demo_pictures,
+    "encode": encode,
+    "class-images": class_images,
+}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: python -m flux_db COMMAND [flags]\n\ncommands (each has --help):")
+        print("\n".join(f"  {name:14} {command.__doc__}" for name, command in COMMANDS.items()))
+        return 0 if argv else 2
+    if argv[0] not in COMMANDS:
+        print(f"error: no such command: {argv[0]}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return run_guarded(lambda: COMMANDS[argv[0]](argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

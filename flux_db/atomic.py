@@ -1,0 +1,116 @@
+"""Files and folders that are there whole or not at all, also after a crash, a power cut or a full disk."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+TEMP_PREFIX = ".tmp-flux_db-"
+
+
+def write_file(path: Path | str, data: bytes) -> None:
+    """Write the file, or replace it in one step. On an error the old one is still there."""
+    path = Path(path)
+    temp = temp_path(path)
+    try:
+        write_durably(temp, data)
+        temp.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temp.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_folder(path: Path | str, files: Mapping[str, bytes], *, set_aside: Path | None = None) -> None:
+    """Write the folder with all its files (relative paths) in one step; missing parents are made.
+
+    What stands at `path` is moved to `set_aside` once the new folder is complete on disk. Without `set_aside` only an
+    empty folder may stand there; anything else is an OSError.
+    """
+    path = Path(path)
+    temp = temp_path(path)
+    try:
+        _fill(temp, files)
+        _put_in_place(temp, path, set_aside)
+    except BaseException:
+        shutil.rmtree(temp, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove_folder(path: Path | str) -> None:
+    """Remove the folder so that a crash leaves it whole or under a temporary name, never half a folder by its name."""
+    path = Path(path)
+    doomed = temp_path(path, "old")
+    path.rename(doomed)
+    sync_folder(path.parent)
+    shutil.rmtree(doomed)
+
+
+def temp_path(path: Path, role: Literal["new", "old"] = "new") -> Path:
+    """A fresh temporary name beside `path`. In order of names what is to come stands before what is to go."""
+    return path.parent / f"{TEMP_PREFIX}{role}-{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def leftovers(folder: Path | str) -> list[Path]:
+    """What bears a temporary name in the folder: of a dead run, or of a write under way."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.startswith(TEMP_PREFIX))
+
+
+def remove_leftover(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's names durable: without it a power cut may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems know no fsync of folders; that is no reason to call the write failed.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / name, data)
+    for inner, _, _ in os.walk(folder):
+        sync_folder(Path(inner))
+
+
+def _put_in_place(new: Path, path: Path, set_aside: Path | None) -> None:
+    try:
+        new.rename(path)
+        return
+    except OSError as error:
+        if set_aside is None or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+    path.rename(set_aside)
+    try:
+        new.rename(path)
+    except BaseException:
+        set_aside.rename(path)
+        raise

@@ -1,0 +1,127 @@
+"""From settings to the things that train: transformer with LoRA, optimizer, compiled step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mindspore import nn
+from mindspore.amp import DynamicLossScaler
+
+from flux_db import flow, lora, models, optim
+from flux_db.config import Config
+from flux_db.console import say, stage
+from flux_db.dataset import Dataset
+from flux_db.optim import FlatOptimizer
+from flux_db.runtime import Runtime
+from flux_db.stream import Dealing
+from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
+
+# As torch's GradScaler: double after 2000 good steps, halve after an overflow.
+FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW = 2.0**16, 2, 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Everything that one run of the loop works with."""
+
+    transformer: nn.Cell
+    optimizer: FlatOptimizer
+    step: TrainStepForFluxDevDB
+    scaler: DynamicLossScaler | None
+    """With fp16 only."""
+    dealing: Dealing
+    total_steps: int
+    learning_rates: np.ndarray
+    """[total_steps]"""
+    num_timesteps: int
+    latent_shape: tuple[int, int, int]
+
+
+def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Training:
+    dealing = Dealing(
+        batch=config.optim.train_batch_size,
+        accumulation=config.optim.gradient_accumulation_steps,
+        world_size=runtime.world_size,
+        rank=runtime.rank,
+    )
+    with stage("Loading the transformer"):
+        transformer = models.load_transformer(model, runtime.dtype, config.model.variant)
+    rows = dealing.batch * (2 if dataset.class_samples else 1)
+    dropout_key = lora.inject(transformer, config.lora, config.output.seed, rows)
+    if config.runtime.gradient_checkpointing:
+        recompute_blocks(transformer)
+    weights = lora.parameters(transformer)
+    optimizer = optim.build_optimizer(list(weights.values()), config.optim)
+    scaler = None
+    if config.runtime.mixed_precision == "fp16":
+        scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
+    settings = step_settings(config, runtime, model, prior=bool(dataset.class_samples))
+    vae = None
+    if not config.data.cache_latents:
+        with stage("Loading the VAE"):
+            vae = models.load_vae(model, models.VAE_DTYPE, config.model.variant)
+    step = TrainStepForFluxDevDB(
+        transformer, optimizer, settings, vae=vae, loss_scaler=scaler, dropout_key=dropout_key
+    ).set_train(True)
+    if vae is not None:
+        vae.set_train(False)
+    total = total_steps(config, len(dataset.samples), dealing)
+    scale = dealing.global_batch if config.optim.scale_lr else 1
+    if runtime.is_main:
+        count = sum(optimizer.sizes)
+        say(
+            f"LoRA of rank {config.lora.rank} in {len(weights) // 2} layers, {count / 1e6:.2f} M parameters; "
+            f"{len(dataset.samples)} pictures, {total} steps of {dealing.global_batch}"
+        )
+    return Training(
+        transformer=transformer,
+        optimizer=optimizer,
+        step=step,
+        scaler=scaler,
+        dealing=dealing,
+        total_steps=total,
+        learning_rates=np.array([optim.learning_rate(config.optim, n, total, scale) for n in range(total)], np.float32),
+        num_timesteps=len(settings.sigmas),
+        latent_shape=latent_shape(config, model),
+    )
+
+
+def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:
+    sigmas, timesteps = models.training_table(model)
+    vae = models.read_config(model, "vae")
+    has_guidance = models.read_config(model, "transformer").get("guidance_embeds", False)
+    return StepSettings(
+        sigmas=sigmas,
+        timesteps=timesteps,
+        weights=flow.loss_weights(config.loss.weighting_scheme, sigmas),
+        vae_shift=vae.get("shift_factor") or 0.0,
+        vae_scale=vae["scaling_factor"],
+        guidance_scale=config.loss.guidance_scale if has_guidance else None,
+        prior_loss_weight=config.data.prior_loss_weight if prior else None,
+        accumulation=config.optim.gradient_accumulation_steps,
+        max_grad_norm=config.optim.max_grad_norm,
+        world_size=runtime.world_size,
+        dtype=runtime.dtype,
+    )
+
+
+def total_steps(config: Config, pictures: int, dealing: Dealing) -> int:
+    """Optimizer steps of the run. An epoch that ends within a global batch is rounded up to a whole one."""
+    if config.optim.max_train_steps is not None:
+        return config.optim.max_train_steps
+    return math.ceil(config.optim.num_train_epochs * pictures / dealing.global_batch)
+
+
+def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:
+    vae = models.read_config(model, "vae")
+    side = config.data.resolution // 2 ** (len(vae["block_out_channels"]) - 1)
+    return vae["latent_channels"], side, side
+
+
+def recompute_blocks(transformer: nn.Cell) -> None:
+    """Gradient checkpointing, block by block; mindone's own switch fails for FLUX."""
+    for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks):
+        block.recompute()

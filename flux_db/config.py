@@ -1,0 +1,271 @@
+"""Every setting of a training run, its default and its meaning.
+
+The field names are the names of the command-line flags and of the YAML keys; the text under a field is its help.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from flux_db.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The FLUX.1 model to start from"""
+
+    pretrained_model_name_or_path: str
+    """Folder of a FLUX.1 model in diffusers layout, or its name on the hub, such as black-forest-labs/FLUX.1-dev."""
+    revision: str | None = None
+    """Branch, tag or commit of the model on the hub."""
+    variant: str | None = None
+    """Variant of the weight files, such as fp16 for model.fp16.safetensors."""
+    cache_dir: str | None = None
+    """Folder for downloads from the hub. Without it the hub's own folder is used (HF_HOME)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Pictures and prompts"""
+
+    instance_data_dir: str
+    """Folder with the pictures of the subject."""
+    instance_prompt: str
+    """Prompt that names the subject by a rare word, such as "a photo of sks dog"; serves every picture without a
+    caption."""
+    with_prior_preservation: bool = False
+    """Train on pictures of the subject's class as well, so that the model keeps what it knows of the class."""
+    class_data_dir: str | None = None
+    """Folder with class pictures; what is missing is generated into it. Needs --with_prior_preservation."""
+    class_prompt: str | None = None
+    """Prompt of the class pictures, such as "a photo of a dog". Needs --with_prior_preservation."""
+    num_class_images: int = 100
+    """Class pictures to have; with fewer in --class_data_dir the rest is generated before training."""
+    prior_loss_weight: float = 1.0
+    """Weight of the class pictures' loss beside the subject's."""
+    sample_batch_size: int = 4
+    """Class pictures to generate at a time."""
+    resolution: int = 512
+    """Side in pixels of the square that the model sees; a multiple of 16."""
+    center_crop: bool = False
+    """Crop the middle of each picture. Otherwise the crop is random: drawn once per picture with cached latents, anew
+    for every sample with --no-cache_latents."""
+    random_flip: bool = False
+    """Mirror pictures left to right in half of the draws. Not for subjects with writing on them."""
+    repeats: int = 1
+    """How often each picture of the subject counts in one epoch."""
+    max_sequence_length: int = 512
+    """Tokens of a prompt that the T5 encoder sees, at most 512. Fewer save memory and time."""
+    cache_latents: bool = True
+    """Encode each picture once and train on the stored result; with --no-cache_latents the VAE stays in memory and
+    encodes at every step."""
+    encode_cache_dir: str | None = None
+    """Folder for encoded prompts and pictures, which later runs use again. Without it: cache in --output_dir."""
+    dataloader_num_workers: int = 1
+    """Threads that prepare batches ahead of training; 0 prepares each batch when it is needed."""
+    enable_mindspore_data_sink: bool = False
+    """Send batches to the device through MindSpore's data sink. Ascend only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The LoRA to train"""
+
+    rank: int = field(default=16, metadata={"aliases": ("lora_rank",)})
+    """Inner width of the LoRA matrices: more learns more detail and makes a larger file."""
+    lora_alpha: float | None = None
+    """The LoRA is applied with strength alpha / rank. Without it alpha equals the rank."""
+    lora_dropout: float = 0.0
+    """Share of the LoRA's inputs set to zero at random during training."""
+    lora_layers: str | None = None
+    """Names of the transformer modules that get a LoRA, with commas between, such as attn.to_q,attn.to_k. Without it:
+    the attention and feed-forward layers of both streams."""
+
+    @property
+    def alpha(self) -> float:
+        """lora_alpha, or the rank where it is not given."""
+        return float(self.rank) if self.lora_alpha is None else self.lora_alpha
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Loss and timesteps"""
+
+    guidance_scale: float = 1.0
+    """Guidance value given to a guidance-distilled model such as FLUX.1-dev while training."""
+    weighting_scheme: Literal["none", "sigma_sqrt", "logit_normal", "mode", "cosmap"] = "none"
+    """How timesteps are drawn (logit_normal, mode; the others uniformly) and the loss is weighted (sigma_sqrt, cosmap;
+    the others evenly)."""
+    logit_mean: float = 0.0
+    """Mean of the logit_normal scheme."""
+    logit_std: float = 1.0
+    """Standard deviation of the logit_normal scheme."""
+    mode_scale: float = 1.29
+    """Scale of the mode scheme: above 0 prefers the middle timesteps, below 0 the ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Length of training, optimizer and learning rate"""
+
+    train_batch_size: int = 1
+    """Pictures of the subject in a batch, on each card."""
+    gradient_accumulation_steps: int = 1
+    """Batches whose gradients are averaged into one optimizer step."""
+    num_train_epochs: int = 1
+    """Passes over the pictures. --max_train_steps overrides it."""
+    max_train_steps: int | None = None
+    """Optimizer steps to train, instead of counting epochs."""
+    optimizer: Literal["adamw", "prodigy"] = "adamw"
+    """adamw, or prodigy, which finds its own step size and wants --learning_rate 1."""
+    learning_rate: float = 1e-4
+    """Learning rate after warm-up."""
+    scale_lr: bool = False
+    """Multiply the learning rate by batch size, accumulation steps and number of cards."""
+    lr_scheduler: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
+    ] = "constant"
+    """Course of the learning rate over the run."""
+    lr_warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises from 0. Not with --lr_scheduler constant."""
+    lr_num_cycles: int = 1
+    """Cycles of cosine_with_restarts."""
+    lr_power: float = 1.0
+    """Exponent of polynomial."""
+    adam_beta1: float = 0.9
+    """Decay of the running mean of gradients, for both optimizers."""
+    adam_beta2: float = 0.999
+    """Decay of the running mean of squared gradients, for both optimizers."""
+    adam_weight_decay: float = 1e-4
+    """Decoupled weight decay on the LoRA weights, for both optimizers."""
+    adam_epsilon: float = 1e-8
+    """Added to the denominator of the update, for both optimizers."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger norm are scaled down to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """Sample pictures while training"""
+
+    validation_prompt: tuple[str, ...] = ()
+    """Prompt to draw sample pictures from. Repeat the flag for several; without it there are no samples."""
+    num_validation_images: int = 4
+    """Pictures per prompt, each with its own fixed seed."""
+    validation_epochs: int = 50
+    """Draw samples every so many epochs. --validation_steps overrides it."""
+    validation_steps: int | None = None
+    """Draw samples every so many optimizer steps instead of by epochs."""
+    validation_inference_steps: int = 28
+    """Denoising steps per sample."""
+    validation_guidance: float = 3.5
+    """Guidance value while drawing samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig:
+    """Files written, checkpoints and resuming"""
+
+    output_dir: str = "flux-dreambooth-lora"
+    """Folder for everything the run writes."""
+    seed: int = 42
+    """Start of every random draw: the same seed and settings give the same LoRA file."""
+    checkpointing_steps: int = 500
+    """Save a checkpoint every so many optimizer steps."""
+    checkpoints_total_limit: int | None = None
+    """Keep this many checkpoints; the oldest goes once a new one is safe on disk. Without it all are kept."""
+    resume_from_checkpoint: str | None = None
+    """Path of a checkpoint folder to go on from, or latest for the newest sound one in --output_dir."""
+    allow_changed: tuple[str, ...] = ()
+    """Settings that may differ from the checkpoint's on resume although they change the result. Repeat the flag, or put
+    commas between names."""
+    max_skipped_steps: int = 20
+    """Stop after so many optimizer steps in a row were skipped for gradients that are not finite."""
+    upcast_before_saving: bool = False
+    """Write the final LoRA file in float32 instead of the training precision. Checkpoints are always float32."""
+    report_to: Literal["tensorboard", "none"] = "tensorboard"
+    """Where curves and samples are shown besides metrics.jsonl, which is always written."""
+    logging_dir: str = "logs"
+    """Folder for TensorBoard's files, inside --output_dir."""
+
+    @property
+    def changes_allowed(self) -> frozenset[str]:
+        """Names in --allow_changed, whether repeated or with commas."""
+        return frozenset(name.strip() for item in self.allow_changed for name in item.split(",") if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Device, precision and speed"""
+
+    device: Literal["auto", "Ascend", "CPU"] = "auto"
+    """auto takes Ascend where there is one, otherwise the CPU."""
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    """Precision of the frozen model; the LoRA weights are always float32. bf16 is recommended on Ascend and refused on
+    the CPU, whose backend has no bf16 kernels."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory on Ascend, slower steps."""
+    jit_level: Literal["O0", "O1", "O2"] = "O1"
+    """MindSpore's compilation level on Ascend. The CPU backend always compiles at O0."""
+    distributed: bool = False
+    """Train on several cards; start one process per card with msrun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of one run."""
+
+    model: ModelConfig
+    data: DataConfig
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+
+SECTIONS: dict[str, type] = {section.name: section.type for section in dataclasses.fields(Config)}
+
+
+def to_flat_dict(config: Config) -> dict[str, Any]:
+    """Flag name -> plain JSON value, in the order of the sections."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for section in dataclasses.asdict(config).values()
+        for name, value in section.items()
+    }
+
+
+def from_flat_dict(values: Mapping[str, Any]) -> Config:
+    """The reverse of to_flat_dict. Settings not given are at their defaults."""
+    names = {section: [f.name for f in dataclasses.fields(cls)] for section, cls in SECTIONS.items()}
+    known = {name for section in names.values() for name in section}
+    problems = [f"{name}: no such setting{did_you_mean(name, known)}" for name in values if name not in known]
+    problems += [
+        f"{f.name}: the setting is missing"
+        for cls in SECTIONS.values()
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.name not in values
+    ]
+    if problems:
+        raise UserError(problems)
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Config(
+        **{
+            section: cls(**{name: frozen[name] for name in names[section] if name in frozen})
+            for section, cls in SECTIONS.items()
+        }
+    )
+
+
+def cache_path(config: Config) -> Path:
+    """Folder of the encoded prompts and pictures."""
+    return Path(config.data.encode_cache_dir or Path(config.output.output_dir, "cache"))
+
+
+def global_batch(config: Config, world_size: int) -> int:
+    """Pictures of the subject behind one optimizer step, over all cards."""
+    return config.optim.train_batch_size * config.optim.gradient_accumulation_steps * world_size

@@ -1,0 +1,34 @@
+"""A user's mistake: what it looks like as an exception, and how a program ends on it."""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+
+
+class UserError(Exception):
+    """One or several problems that the user can mend; shown without a traceback."""
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return self.problems[0]
+        return "\n".join(f"- {problem}" for problem in self.problems)
+
+
+def run_guarded(main: Callable[[], int | None]) -> int:
+    """Run a program's main and return its exit code: 2 on a UserError, which goes to stderr as plain text."""
+    try:
+        return main() or 0
+    except UserError as error:
+        head = "error: " if len(error.problems) == 1 else f"error: {len(error.problems)} problems\n"
+        print(f"{head}{error}", file=sys.stderr)
+        return 2
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest known one, or nothing."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""

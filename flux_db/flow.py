@@ -1,0 +1,92 @@
+"""Flow matching as pure functions: which noise level, what the model is asked for, and how the error is weighed.
+
+Host side (numpy): timestep densities, weighting, position ids. Graph side (MindSpore): latents, noising, packing, loss.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+# --- host side ---------------------------------------------------------------------------------------------------
+
+
+def timestep_fraction(
+    rng: np.random.Generator, scheme: str, *, logit_mean: float = 0.0, logit_std: float = 1.0, mode_scale: float = 1.29
+) -> float:
+    """Draw u in [0, 1) by the density of the weighting scheme; `none`, `sigma_sqrt` and `cosmap` draw uniformly."""
+    if scheme == "logit_normal":
+        return float(1.0 / (1.0 + math.exp(-rng.normal(logit_mean, logit_std))))
+    u = float(rng.random())
+    if scheme == "mode":
+        return 1.0 - u - mode_scale * (math.cos(math.pi * u / 2.0) ** 2 - 1.0 + u)
+    return u
+
+
+def timestep_index(u: float, num_timesteps: int) -> int:
+    """Row of the sigma table for u; clamped, because a density may round to exactly 1."""
+    return min(max(int(u * num_timesteps), 0), num_timesteps - 1)
+
+
+def loss_weights(scheme: str, sigmas: np.ndarray) -> np.ndarray:
+    """Weight of the squared error at each sigma (same shape, float32)."""
+    sigmas = np.asarray(sigmas, np.float64)
+    if scheme == "sigma_sqrt":
+        weights = sigmas**-2.0
+    elif scheme == "cosmap":
+        weights = 2.0 / (math.pi * (1.0 - 2.0 * sigmas + 2.0 * sigmas**2))
+    else:
+        weights = np.ones_like(sigmas)
+    return weights.astype(np.float32)
+
+
+def image_position_ids(height: int, width: int) -> np.ndarray:
+    """[height/2 * width/2, 3] ids of the packed latent's tokens: (0, row, column). Sizes are the latent's."""
+    rows, columns = np.meshgrid(np.arange(height // 2), np.arange(width // 2), indexing="ij")
+    ids = np.stack([np.zeros_like(rows), rows, columns], axis=-1)
+    return ids.reshape(-1, 3).astype(np.float32)
+
+
+# --- graph side --------------------------------------------------------------------------------------------------
+
+
+def latents_from_moments(moments: Tensor, eps: Tensor, shift: float, scale: float) -> Tensor:
+    """The VAE's posterior sampled with the given noise, in the transformer's range: [B, 2C, H, W] -> [B, C, H, W]."""
+    mean, logvar = ops.chunk(moments, 2, 1)
+    std = ops.exp(0.5 * ops.clamp(logvar, -30.0, 20.0))
+    return (mean + std * eps - shift) * scale
+
+
+def add_noise(x_0: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+    """The straight path from picture (sigma 0) to noise (sigma 1); sigma is [B]."""
+    sigma = sigma.reshape(-1, 1, 1, 1)
+    return (1.0 - sigma) * x_0 + sigma * noise
+
+
+def pack(latents: Tensor) -> Tensor:
+    """[B, C, H, W] -> [B, H/2 * W/2, 4C]: one token per 2x2 patch."""
+    b, c, h, w = latents.shape
+    patches = latents.reshape(b, c, h // 2, 2, w // 2, 2)
+    return patches.transpose(0, 2, 4, 1, 3, 5).reshape(b, (h // 2) * (w // 2), c * 4)
+
+
+def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
+    """[B, H/2 * W/2, 4C] -> [B, C, H, W], the inverse of `pack`; sizes are the latent's."""
+    b, _, c = tokens.shape
+    patches = tokens.reshape(b, height // 2, width // 2, c // 4, 2, 2)
+    return patches.transpose(0, 3, 1, 4, 2, 5).reshape(b, c // 4, height, width)
+
+
+def squared_error(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean squared error of each sample, in fp32: [B, ...] -> [B]."""
+    difference = prediction.astype(ms.float32) - target.astype(ms.float32)
+    return weight * (difference * difference).reshape(difference.shape[0], -1).mean(1)
+
+
+def prior_preservation(errors: Tensor, prior_loss_weight: float) -> Tensor:
+    """Loss of a batch whose first half are instance samples and whose second half are class samples."""
+    half = errors.shape[0] // 2
+    return errors[:half].mean() + prior_loss_weight * errors[half:].mean()

@@ -1,0 +1,163 @@
+"""Optimizers over one flat vector of all LoRA weights, and learning-rate schedules as functions of the step.
+
+A LoRA has hundreds of small tensors. Joined into one vector, an update is a dozen operators instead of thousands,
+and one all-reduce, one norm and one finite check serve for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from flux_db.config import OptimConfig
+
+# Primitives under a HyperMap: a Python loop in graph mode nests a call per round and fails at some hundred tensors,
+# and tensor methods compile several times slower.
+_map = ops.HyperMap()
+_reshape, _slice, _assign, _concat = ops.Reshape(), ops.Slice(), ops.Assign(), ops.Concat()
+
+# --- optimizers --------------------------------------------------------------------------------------------------
+
+
+def _flat(tensor):
+    return _reshape(tensor, (-1,))
+
+
+def _assign_piece(flat, parameter, start, size):
+    return _assign(parameter, _reshape(_slice(flat, (start,), (size,)), parameter.shape))
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """All tensors end to end in one vector."""
+    return _concat(_map(_flat, tensors))
+
+
+class FlatOptimizer(nn.Cell):
+    """Holds the trainable parameters and the optimizer's state; `construct(gradient, lr, apply)` makes one update.
+
+    With `apply` false the call changes nothing at all: neither weights, nor moments, nor the count of updates.
+    """
+
+    state_names = ("updates", "exp_avg", "exp_avg_sq")
+
+    def __init__(self, params: Sequence[Parameter], config: OptimConfig) -> None:
+        super().__init__()
+        self.parameters = ms.ParameterTuple(params)
+        self.sizes = tuple(int(np.prod(p.shape)) for p in params)
+        self.starts = tuple(int(start) for start in np.cumsum((0, *self.sizes[:-1])))
+        self.beta1, self.beta2 = config.adam_beta1, config.adam_beta2
+        self.eps, self.weight_decay = config.adam_epsilon, config.adam_weight_decay
+        self.updates = self._state("updates", 0.0)
+        self.exp_avg = self._state("exp_avg", np.zeros(sum(self.sizes), np.float32))
+        self.exp_avg_sq = self._state("exp_avg_sq", np.zeros(sum(self.sizes), np.float32))
+
+    def _state(self, name: str, value: float | np.ndarray) -> Parameter:
+        return Parameter(Tensor(value, ms.float32), name=f"optimizer.{name}", requires_grad=False)
+
+    def state(self) -> dict[str, Parameter]:
+        """The state by name: what a checkpoint has to hold besides the weights."""
+        return {name: getattr(self, name) for name in self.state_names}
+
+    def bias_correction(self, beta: float, updates: Tensor) -> Tensor:
+        # 1 - beta^t without the cancellation that fp32 would suffer for beta near 1
+        return -ops.expm1(updates * math.log(beta)) if beta > 0.0 else ops.ones_like(updates)
+
+    def store(self, state: Parameter, value: Tensor, apply: Tensor) -> None:
+        ops.assign(state, ops.select(apply, value, state.value()))
+
+    def assign_weights(self, old: Tensor, new: Tensor, apply: Tensor) -> None:
+        flat = ops.select(apply, new, old)
+        _map(ops.partial(_assign_piece, flat), self.parameters, self.starts, self.sizes)
+
+
+class AdamW(FlatOptimizer):
+    """AdamW with bias correction, the same arithmetic as torch's."""
+
+    def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
+        updates = self.updates + 1.0
+        m = self.beta1 * self.exp_avg + (1.0 - self.beta1) * gradient
+        v = self.beta2 * self.exp_avg_sq + (1.0 - self.beta2) * (gradient * gradient)
+        denominator = ops.sqrt(v) / ops.sqrt(self.bias_correction(self.beta2, updates)) + self.eps
+        old = flatten(self.parameters)
+        step = lr / self.bias_correction(self.beta1, updates)
+        new = old * (1.0 - lr * self.weight_decay) - step * (m / denominator)
+        self.store(self.updates, updates, apply)
+        self.store(self.exp_avg, m, apply)
+        self.store(self.exp_avg_sq, v, apply)
+        self.assign_weights(old, new, apply)
+        return updates
+
+
+class Prodigy(FlatOptimizer):
+    """Prodigy: AdamW that estimates its own step size d; `learning_rate` is a factor on it, usually 1.
+
+    With the settings its authors recommend for diffusion: decoupled weight decay, bias correction, safeguarded warm-up.
+    """
+
+    state_names = (*FlatOptimizer.state_names, "d", "numerator", "s", "start")
+    d_0 = 1e-6
+
+    def __init__(self, params: Sequence[Parameter], config: OptimConfig) -> None:
+        super().__init__(params, config)
+        self.beta3 = math.sqrt(config.adam_beta2)
+        self.d = self._state("d", self.d_0)
+        self.numerator = self._state("numerator", 0.0)
+        self.s = self._state("s", np.zeros(sum(self.sizes), np.float32))
+        self.start = self._state("start", np.concatenate([p.asnumpy().reshape(-1) for p in params]))
+
+    def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
+        updates = self.updates + 1.0
+        d = self.d.value()
+        correction = ops.sqrt(self.bias_correction(self.beta2, updates)) / self.bias_correction(self.beta1, updates)
+        step = d * lr * correction
+        old = flatten(self.parameters)
+        numerator = self.beta3 * self.numerator + (d / self.d_0) * step * (gradient * (self.start - old)).sum()
+        m = self.beta1 * self.exp_avg + d * (1.0 - self.beta1) * gradient
+        v = self.beta2 * self.exp_avg_sq + d * d * (1.0 - self.beta2) * (gradient * gradient)
+        s = self.beta3 * self.s + (d / self.d_0) * d * gradient
+        total = ops.abs(s).sum()
+        d_new = ops.maximum(d, numerator / total)
+        new = old * (1.0 - self.weight_decay * step) - step * m / (ops.sqrt(v) + d_new * self.eps)
+        # as in the original, nothing moves at learning rate 0 (the start of a warm-up) or before the first gradient
+        apply = ops.logical_and(apply, ops.logical_and(lr > 0.0, total > 0.0))
+        self.store(self.updates, updates, apply)
+        self.store(self.exp_avg, m, apply)
+        self.store(self.exp_avg_sq, v, apply)
+        self.store(self.numerator, numerator, apply)
+        self.store(self.s, s, apply)
+        self.store(self.d, d_new, apply)
+        self.assign_weights(old, new, apply)
+        return updates
+
+
+def build_optimizer(params: Sequence[Parameter], config: OptimConfig) -> FlatOptimizer:
+    return {"adamw": AdamW, "prodigy": Prodigy}[config.optimizer](params, config)
+
+
+# --- learning-rate schedules -------------------------------------------------------------------------------------
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int, scale: float = 1.0) -> float:
+    """Learning rate of optimizer step `step` (from 0); defined for every step, also past the end."""
+    base, warmup = config.learning_rate * scale, config.lr_warmup_steps
+    if config.lr_scheduler == "constant":
+        return base
+    if step < warmup:
+        return base * step / warmup
+    if config.lr_scheduler == "constant_with_warmup":
+        return base
+    end = min(1e-7, base) if config.lr_scheduler == "polynomial" else 0.0  # the floor that diffusers uses
+    if step >= total_steps:
+        return end
+    progress = (step - warmup) / (total_steps - warmup)
+    if config.lr_scheduler == "linear":
+        return base * (1.0 - progress)
+    if config.lr_scheduler == "cosine":
+        return base * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if config.lr_scheduler == "cosine_with_restarts":
+        return base * 0.5 * (1.0 + math.cos(math.pi * ((config.lr_num_cycles * progress) % 1.0)))
+    return (base - end) * (1.0 - progress) ** config.lr_power + end

@@ -1,0 +1,77 @@
+"""Training, put together from its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flux_db import models, state, validate
+from flux_db.batches import BatchSource
+from flux_db.build import Training, build
+from flux_db.config import Config
+from flux_db.console import say
+from flux_db.dataset import Dataset
+from flux_db.encode import Cache
+from flux_db.export import FILE_NAME
+from flux_db.report import Reporter
+from flux_db.runtime import Runtime
+from flux_db.sample import Sampler
+from flux_db.state import Progress
+from flux_db.trainer import Trainer, TrainingFailed, find_start
+from flux_db.validate import Validator
+
+
+def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset) -> int:
+    """Train to the end; returns the exit code."""
+    fingerprints = {
+        "model_fingerprint": models.fingerprint(model, ("transformer", "vae", "scheduler")) + cache.text_model,
+        "data_fingerprint": dataset.fingerprint(),
+    }
+    start = find_start(config, runtime, fingerprints)
+    training = build(config, runtime, model, dataset)
+    progress = state.from_files(start.files, training) if start else Progress()
+    trainer = Trainer(
+        config=config,
+        runtime=runtime,
+        training=training,
+        source=batch_source(config, training, cache, dataset, progress),
+        fingerprints=fingerprints,
+        progress=progress,
+        last_checkpoint=start.folder if start else None,
+    )
+    reporter = Reporter(config, training.total_steps, progress.step, enabled=runtime.is_main)
+    try:
+        validator = None
+        if runtime.is_main and config.validation.validation_prompt:
+            sampler = Sampler(model, training.transformer, runtime.dtype, config.model.variant)
+            validator = Validator(config, cache, sampler, reporter)
+        code = trainer.run(reporter, validator)
+    except TrainingFailed as problem:
+        say(f"error: {problem}")
+        return 1
+    finally:
+        reporter.close()
+    if code == 0 and runtime.is_main:
+        _tell_results(config)
+    return code
+
+
+def batch_source(config: Config, training: Training, cache: Cache, dataset: Dataset, progress: Progress) -> BatchSource:
+    return BatchSource(
+        config=config,
+        dataset=dataset,
+        cache=cache,
+        dealing=training.dealing,
+        latent_shape=training.latent_shape,
+        learning_rates=training.learning_rates,
+        num_timesteps=training.num_timesteps,
+        start=progress.step * training.dealing.accumulation,
+    )
+
+
+def _tell_results(config: Config) -> None:
+    output = Path(config.output.output_dir)
+    say("Done.")
+    print(f"LoRA:    {output / FILE_NAME}")
+    if config.validation.validation_prompt:
+        print(f"samples: {output / validate.SAMPLES / validate.GRID}")
+    print(f"metrics: {output / 'metrics.jsonl'}")

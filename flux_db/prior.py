@@ -1,0 +1,66 @@
+"""Class pictures for prior preservation: what is missing is drawn by the base model."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from flux_db import encode, models, runtime
+from flux_db.atomic import write_file
+from flux_db.config import Config
+from flux_db.console import say, stage
+from flux_db.dataset import Dataset
+from flux_db.images import Picture, find_pictures
+from flux_db.sample import Request, Sampler, SampleSettings
+
+NAME = "class-{:05d}.png"
+
+
+def generate(config: Config, have: Sequence[Picture]) -> None:
+    """Draw class pictures until there are enough; a damaged one is replaced. A stopped run goes on where it was."""
+    folder = Path(config.data.class_data_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    _set_damaged_aside(folder, have)
+    missing = config.data.num_class_images - len(have)
+    taken = {path.name for path in folder.iterdir()}
+    names = [NAME.format(n) for n in range(config.data.num_class_images + len(taken)) if NAME.format(n) not in taken]
+    numbers = [int(name[len("class-") : -len(".png")]) for name in names[:missing]]
+
+    model = models.locate(config.model)
+    cache = encode.open_cache(config, model)
+    work = encode.missing(config, cache, Dataset(samples=()))
+    device = runtime.start(config.runtime)
+    if config.data.class_prompt in work.prompts:
+        encode.encode_prompts(config, model, cache, (config.data.class_prompt,))
+    prompt = encode.read(cache.prompt_file(config.data.class_prompt))
+    with stage("Loading the transformer to draw class pictures"):
+        sampler = Sampler(
+            model,
+            models.load_transformer(model, device.dtype, config.model.variant),
+            device.dtype,
+            config.model.variant,
+        )
+    requests = [Request(**prompt, seed=config.output.seed, number=number) for number in numbers]
+    settings = SampleSettings(
+        height=config.data.resolution,
+        width=config.data.resolution,
+        steps=config.validation.validation_inference_steps,
+        guidance=config.validation.validation_guidance,
+        batch=min(config.data.sample_batch_size, len(requests)),
+    )
+    pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="class pictures", unit="picture")
+    for number, picture in zip(numbers, pictures, strict=True):
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG")
+        write_file(folder / NAME.format(number), buffer.getvalue())
+
+
+def _set_damaged_aside(folder: Path, sound: Sequence[Picture]) -> None:
+    known = {picture.path for picture in sound}
+    for source in find_pictures(folder, may_be_empty=True).sources:
+        if source.path not in known:
+            say(f"warning: {source.path} cannot be opened; it is kept as {source.path.name}.damaged and drawn anew")
+            source.path.rename(source.path.with_name(source.path.name + ".damaged"))

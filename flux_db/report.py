@@ -1,0 +1,114 @@
+"""What a run tells about itself: metrics.jsonl, the progress bar, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from flux_db.atomic import write_file
+from flux_db.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """One optimizer step."""
+
+    step: int
+    """From 1: how many steps are done."""
+    epoch: float
+    loss: float
+    lr: float
+    grad_norm: float
+    seconds: float
+    skipped: int
+    """Steps skipped so far for gradients that were not finite."""
+    loss_scale: float | None = None
+    """With fp16 only."""
+
+
+class Reporter:
+    """Writes metrics as they come; a reporter that is not enabled (any rank but the first) writes nothing."""
+
+    def __init__(self, config: Config, total_steps: int, first_step: int, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        if not enabled:
+            return
+        self.path = Path(config.output.output_dir, "metrics.jsonl")
+        _cut_metrics(self.path, first_step)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._bar = tqdm(total=total_steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
+        self._board = _tensorboard(config)
+
+    def step(self, metrics: Metrics) -> None:
+        if not self.enabled:
+            return
+        values = {name: value for name, value in asdict(metrics).items() if value is not None}
+        self.event(values)
+        self._bar.update()
+        shown = {"loss": f"{metrics.loss:.4f}", "lr": f"{metrics.lr:.2e}", "norm": f"{metrics.grad_norm:.3f}"}
+        shown["s/step"] = f"{metrics.seconds:.3f}"
+        if metrics.skipped:
+            shown["skipped"] = str(metrics.skipped)
+        self._bar.set_postfix(shown, refresh=False)
+        if self._board:
+            for name in ("loss", "lr", "grad_norm", "seconds", "skipped"):
+                self._board.add_scalar(f"train/{name}", values[name], metrics.step)
+
+    def event(self, values: dict[str, Any]) -> None:
+        """A line in metrics.jsonl; NaN becomes null, because JSON has no NaN."""
+        if not self.enabled:
+            return
+        clean = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in values.items()}
+        self._file.write(json.dumps(clean) + "\n")
+        self._file.flush()
+
+    def picture(self, name: str, picture: Image.Image, step: int) -> None:
+        if self.enabled and self._board:
+            self._board.add_image(name, np.asarray(picture), step, dataformats="HWC")
+
+    def flush(self) -> None:
+        """Make what was written so far safe on disk."""
+        if not self.enabled:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if not self.enabled:
+            return
+        self._bar.close()
+        self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def _cut_metrics(path: Path, first_step: int) -> None:
+    """Keep only the lines of steps before the one to go on from, so that a resumed run leaves no double line."""
+    if not path.exists():
+        return
+    if first_step == 0:
+        path.unlink()
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= first_step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # the last line of a killed run may be cut
+    write_file(path, "".join(line + "\n" for line in kept).encode())
+
+
+def _tensorboard(config: Config) -> Any | None:
+    if config.output.report_to == "none":
+        return None
+    from tensorboardX import SummaryWriter
+
+    return SummaryWriter(str(Path(config.output.output_dir, config.output.logging_dir)))

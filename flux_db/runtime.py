@@ -1,0 +1,111 @@
+"""The device: which one and why, graph mode, precision, and this process's place among the cards."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+
+import mindspore as ms
+from mindspore import Tensor, ops
+from mindspore.communication import get_group_size, get_rank, init
+
+from flux_db.config import RuntimeConfig
+from flux_db.console import say
+from flux_db.errors import UserError
+
+DTYPES = {"no": ms.float32, "fp16": ms.float16, "bf16": ms.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What the rest of the program needs to know of the machine."""
+
+    device: str
+    dtype: ms.Type
+    """Precision of the frozen models."""
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for the other ranks; a one-element sum, because the CPU backend has no barrier."""
+        if self.world_size > 1:
+            ops.AllReduce()(Tensor([1.0], ms.float32)).asnumpy()
+
+
+def start(config: RuntimeConfig) -> Runtime:
+    """Set up MindSpore for this process. Call it once, before any model is built."""
+    device, reason = choose_device(config.device)
+    if device == "CPU" and config.mixed_precision == "bf16":
+        raise UserError(
+            f"--mixed_precision bf16: not on {device} ({reason}), which has no bf16 kernels; use no or fp16"
+        )
+    ms.set_device(device)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if device == "Ascend":
+        ms.set_context(jit_config={"jit_level": config.jit_level})
+    rank, world_size = _join(config)
+    if device == "CPU":
+        _install_cpu_operators()
+    if rank == 0:
+        cards = f", {world_size} processes" if world_size > 1 else ""
+        say(f"device {device} ({reason}), graph mode, precision {config.mixed_precision}{cards}")
+    return Runtime(device=device, dtype=DTYPES[config.mixed_precision], rank=rank, world_size=world_size)
+
+
+def choose_device(wanted: str) -> tuple[str, str]:
+    """The device to use, and the reason in words."""
+    with quiet():
+        available = ms.hal.is_available("Ascend")
+    if wanted == "Ascend" and not available:
+        raise UserError(
+            "--device Ascend: MindSpore sees no Ascend card here; check npu-smi and CANN, or use --device CPU"
+        )
+    if wanted != "auto":
+        return wanted, "asked for by --device"
+    return ("Ascend", "found") if available else ("CPU", "no Ascend card found")
+
+
+def _join(config: RuntimeConfig) -> tuple[int, int]:
+    if not config.distributed:
+        return 0, 1
+    if "MS_ROLE" not in os.environ and "RANK_TABLE_FILE" not in os.environ:
+        raise UserError("--distributed: this process was not started by msrun; see scripts/, or leave the flag out")
+    init()
+    # mindone's TrainStep looks at the mode when it is built
+    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
+    return get_rank(), get_group_size()
+
+
+def _install_cpu_operators() -> None:
+    with quiet():
+        from flux_db import cpu_ops
+
+        cpu_ops.install()
+
+
+class quiet:
+    """Keep mindone's and transformers' remarks on import and loading off the terminal; errors still raise."""
+
+    def __enter__(self) -> None:
+        self._stdout = os.dup(1)
+        self._null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(self._null, 1)
+        self._filters = warnings.catch_warnings()
+        self._filters.__enter__()
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout.flush()
+        logging.disable(logging.NOTSET)
+        self._filters.__exit__(None, None, None)
+        os.dup2(self._stdout, 1)
+        os.close(self._stdout)
+        os.close(self._null)

@@ -1,0 +1,61 @@
+"""Which sample, which noise, which timestep: pure functions of the seed and a position in the endless sample stream.
+
+There is no state to save. Position k is the k-th sample that the run trains on, counted over all cards and
+accumulation steps, so that the same seed sees the same samples however a batch is dealt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+
+class Purpose(IntEnum):
+    """Each kind of draw has a stream of its own."""
+
+    ORDER = 0
+    NOISE = 1
+    POSTERIOR = 2
+    TIMESTEP = 3
+    FLIP = 4
+    CROP = 5
+    DROPOUT = 6
+    LORA = 7
+    SAMPLE = 8
+
+
+def generator(seed: int, position: int, purpose: Purpose, lane: int = 0) -> np.random.Generator:
+    """The random numbers of one purpose at one position; `lane` tells instance (0) and class (1) samples apart."""
+    return np.random.Generator(np.random.Philox(key=[seed, position], counter=[0, 0, lane, int(purpose)]))
+
+
+def item(seed: int, position: int, count: int, lane: int = 0) -> int:
+    """Which of `count` pictures is at a position: each epoch is a new permutation of all of them."""
+    epoch, place = divmod(position, count)
+    return int(generator(seed, epoch, Purpose.ORDER, lane).permutation(count)[place])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealing:
+    """How a global batch is dealt out over cards and accumulation steps."""
+
+    batch: int
+    accumulation: int = 1
+    world_size: int = 1
+    rank: int = 0
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch * self.accumulation * self.world_size
+
+    def positions(self, micro_step: int) -> range:
+        """The stream positions of this rank's micro-step."""
+        step, part = divmod(micro_step, self.accumulation)
+        start = step * self.global_batch + (part * self.world_size + self.rank) * self.batch
+        return range(start, start + self.batch)
+
+    def is_boundary(self, micro_step: int) -> bool:
+        """True on the last micro-step before the weights change."""
+        return micro_step % self.accumulation == self.accumulation - 1

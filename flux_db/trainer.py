@@ -1,0 +1,270 @@
+"""The loop: when to step, to save, to draw samples and to stop. How each is done stands elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from flux_db import __version__, checkpoint, export, lora, state, validate
+from flux_db.atomic import write_file
+from flux_db.batches import BatchSource, dataset_of, prefetch
+from flux_db.build import Training
+from flux_db.config import Config, to_flat_dict
+from flux_db.console import say, stage
+from flux_db.errors import UserError
+from flux_db.interrupt import StopRequest
+from flux_db.report import Metrics, Reporter
+from flux_db.runtime import Runtime
+from flux_db.state import Progress
+from flux_db.validate import Validator
+
+
+class TrainingFailed(Exception):
+    """The run cannot go on; what was saved so far is good."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step that was started on the device and whose numbers were not fetched yet."""
+
+    step: int
+    lr: float
+    seconds: float
+    result: Tensor
+
+
+class Trainer:
+    """One run, from the step it starts or resumes at to its last."""
+
+    def __init__(
+        self,
+        config: Config,
+        runtime: Runtime,
+        training: Training,
+        source: BatchSource,
+        fingerprints: dict[str, str],
+        progress: Progress,
+        last_checkpoint: Path | None,
+    ) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.training = training
+        self.source = source
+        self.fingerprints = fingerprints
+        self.progress = progress
+        self.last_checkpoint = last_checkpoint
+        self.output = Path(config.output.output_dir)
+        self.validator: Validator | None = None
+
+    # --- the loop ---
+
+    def run(self, reporter: Reporter, validator: Validator | None) -> int:
+        """Train to the end. Returns the exit code: 0, or 128 + signal if a signal stopped the run."""
+        self.reporter, self.validator = reporter, validator
+        self._note("running")
+        try:
+            with StopRequest() as stop:
+                self._loop(stop)
+            if stop.signal:
+                self._interrupted()
+                return stop.exit_code
+            self._save_final()
+        except BaseException as problem:
+            self._note("failed", f"{type(problem).__name__}: {problem}")
+            raise
+        self._note("finished")
+        return 0
+
+    def _loop(self, stop: StopRequest) -> None:
+        every = validate.steps_between(
+            self.config, len(self.source.dataset.samples), self.training.dealing.global_batch
+        )
+        if self.progress.step == 0 and every:
+            self._validate(0)
+        pending: Pending | None = None
+        self._clock = time.monotonic()
+        for micro_step, result in enumerate(self._results(), start=self.source.start):
+            if not self.training.dealing.is_boundary(micro_step):
+                continue
+            step = micro_step // self.training.dealing.accumulation + 1
+            # reading a result waits for the device: read the one before, while this one is computed
+            if pending:
+                self._finish(pending)
+            now = time.monotonic()
+            pending = Pending(step, float(self.training.learning_rates[step - 1]), now - self._clock, result)
+            self._clock = now
+            last = step == self.training.total_steps
+            save = last or step % self.config.output.checkpointing_steps == 0 or stop.signal is not None
+            draw = bool(every) and (last or step % every == 0)
+            if save or draw:
+                self._finish(pending)
+                pending = None
+            if save:
+                self._save()
+            if draw:
+                self._validate(step)
+            if stop.signal:
+                return
+
+    def _results(self) -> Iterator[Tensor]:
+        """The step's result for every micro-batch, in order."""
+        data = self.config.data
+        if data.enable_mindspore_data_sink:
+            sunk = ms.data_sink(self.training.step, dataset_of(self.source, data.dataloader_num_workers), sink_size=1)
+            for _ in range(len(self.source)):
+                yield sunk()
+            return
+        compiled = False
+        for batch in prefetch(self.source, data.dataloader_num_workers):
+            inputs = [Tensor(np.asarray(column)) for column in batch]
+            if not compiled:
+                with stage("Compiling the training step"):
+                    self.training.step.compile(*inputs)
+                compiled = True
+                self._clock = time.monotonic()
+            yield self.training.step(*inputs)
+
+    def _finish(self, pending: Pending) -> None:
+        """Fetch a step's numbers and tell them; stop the run if too many steps in a row were skipped."""
+        loss, norm, applied, scale = (float(value) for value in pending.result.asnumpy())
+        progress = self.progress
+        progress.step = pending.step
+        progress.skipped += not applied
+        progress.skipped_in_row = 0 if applied else progress.skipped_in_row + 1
+        epoch = pending.step * self.training.dealing.global_batch / len(self.source.dataset.samples)
+        self.reporter.step(
+            Metrics(
+                step=pending.step,
+                epoch=round(epoch, 4),
+                loss=loss,
+                lr=pending.lr,
+                grad_norm=norm,
+                seconds=round(pending.seconds, 4),
+                skipped=progress.skipped,
+                loss_scale=scale if self.training.scaler else None,
+            )
+        )
+        limit = self.config.output.max_skipped_steps
+        if progress.skipped_in_row >= limit:
+            raise TrainingFailed(
+                f"{limit} steps in a row had gradients that are not finite; stopped at step {pending.step}. "
+                "Likely causes: a learning rate that is too high, fp16 (try bf16), or damaged pictures or weights. "
+                f"The last good checkpoint: {self.last_checkpoint or 'none'}"
+            )
+
+    # --- what happens beside the steps ---
+
+    def _validate(self, step: int) -> None:
+        if self.validator:
+            self.validator.run(step)
+        self.runtime.barrier()
+        self._clock = time.monotonic()
+
+    def _save(self) -> None:
+        """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
+        if self.runtime.is_main:
+            try:
+                files = state.to_files(self.training, self.config, self.progress, self._about())
+                self.reporter.flush()
+                self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
+                if self.config.output.checkpoints_total_limit:
+                    checkpoint.prune(
+                        self.output, self.config.output.checkpoints_total_limit, newest=self.last_checkpoint
+                    )
+            except OSError as problem:
+                say(f"WARNING: checkpoint {self.progress.step} was not saved: {problem}; training goes on")
+                self.reporter.event({"step": self.progress.step, "event": "save failed", "message": str(problem)})
+            self._note("running")
+        self.runtime.barrier()
+        self._clock = time.monotonic()
+
+    def _save_final(self) -> None:
+        if not self.runtime.is_main:
+            return
+        precision = "no" if self.config.output.upcast_before_saving else self.config.runtime.mixed_precision
+        weights = lora.to_state_dict(self.training.transformer, self.config.lora)
+        path = self.output / export.FILE_NAME
+        try:
+            write_file(path, export.lora_file(weights, self.config, steps=self.progress.step, precision=precision))
+        except OSError as problem:
+            raise TrainingFailed(
+                f"{path} could not be written: {problem}. The same weights are in {self.last_checkpoint or 'no checkpoint'}"
+            ) from problem
+
+    def _interrupted(self) -> None:
+        self._note("interrupted")
+        if self.runtime.is_main:
+            say(f"Stopped after step {self.progress.step}; saved as {self.last_checkpoint}. To go on:")
+            say("  " + resume_command(self.config, sys.argv))
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "config": to_flat_dict(self.config),
+            "fingerprints": self.fingerprints,
+            "world_size": self.runtime.world_size,
+            "versions": {"flux_db": __version__, "mindspore": ms.__version__},
+        }
+
+    def _note(self, status: str, message: str | None = None) -> None:
+        if self.runtime.is_main:
+            checkpoint.write_run_state(
+                self.output,
+                status,
+                step=self.progress.step,
+                last_good_checkpoint=str(self.last_checkpoint) if self.last_checkpoint else None,
+                message=message,
+            )
+
+
+def resume_command(config: Config, argv: list[str]) -> str:
+    """The command line of this run, with the flag that makes it go on."""
+    kept = []
+    skip = False
+    for word in argv:
+        if skip:
+            skip = False
+        elif word == "--resume_from_checkpoint":
+            skip = True
+        elif not word.startswith("--resume_from_checkpoint="):
+            kept.append(word)
+    return shlex.join(["python", *kept, "--resume_from_checkpoint", "latest"])
+
+
+def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -> checkpoint.Checkpoint | None:
+    """The checkpoint to go on from, if any; refused if its settings would give another result."""
+    wanted = config.output.resume_from_checkpoint
+    if not wanted:
+        return None
+    if wanted == "latest":
+        found, skipped = checkpoint.find_latest(config.output.output_dir)
+        for line in skipped:
+            say(f"warning: {line}")
+        if found is None:
+            say(f"No checkpoint in {config.output.output_dir} yet: starting afresh")
+            return None
+    else:
+        found = checkpoint.load(Path(wanted))
+    saved = state.read_about(found.files)
+    changes = checkpoint.changed_settings(
+        {**saved["config"], **saved["fingerprints"]},
+        {**to_flat_dict(config), **fingerprints},
+        world_size_old=saved["world_size"],
+        world_size_new=runtime.world_size,
+    )
+    checkpoint.refuse_changes(changes, config.output.changes_allowed)
+    if config.optim.max_train_steps is not None and found.step >= config.optim.max_train_steps:
+        raise UserError(
+            f"--max_train_steps {config.optim.max_train_steps}: {found.folder} is already at step {found.step}; "
+            "give a larger number to train on"
+        )
+    say(f"Going on from {found.folder}")
+    return found

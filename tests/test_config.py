@@ -1,0 +1,559 @@
+"""Settings: where they come from, what is refused, and with which words."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flux_db.cli import REFUSED, build_parser, parse_config, read_flags, to_yaml
+from flux_db.config import SECTIONS, Config, cache_path, from_flat_dict, global_batch, to_flat_dict
+from flux_db.errors import UserError, run_guarded
+from flux_db.preflight import BOUNDS, check, check_files
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+REQUIRED = [
+    *("--pretrained_model_name_or_path", "black-forest-labs/FLUX.1-dev"),
+    *("--instance_data_dir", "pictures"),
+    *("--instance_prompt", "a photo of sks dog"),
+]
+
+# Flags are a promise to users' scripts: taking one away or renaming it has to be done here as well.
+FLAG_NAMES = """
+pretrained_model_name_or_path revision variant cache_dir
+instance_data_dir instance_prompt class_data_dir class_prompt with_prior_preservation prior_loss_weight num_class_images
+max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
+dataloader_num_workers enable_mindspore_data_sink
+rank lora_rank lora_alpha lora_dropout lora_layers
+guidance_scale weighting_scheme logit_mean logit_std mode_scale
+train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
+lr_scheduler lr_warmup_steps lr_num_cycles lr_power
+adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm
+validation_prompt num_validation_images validation_epochs validation_steps validation_inference_steps
+validation_guidance
+output_dir seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
+upcast_before_saving report_to logging_dir
+device mixed_precision gradient_checkpointing jit_level distributed
+"""
+FLAGS = FLAG_NAMES.split()
+
+
+def parse(*flags: str) -> Config:
+    return parse_config([*REQUIRED, *flags])
+
+
+def problems_of(*argv: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        parse_config(list(argv))
+    return caught.value.problems
+
+
+def problems_with(*flags: str) -> list[str]:
+    return problems_of(*REQUIRED, *flags)
+
+
+@pytest.fixture
+def write_yaml(tmp_path):
+    def write(text: str) -> str:
+        file = tmp_path / "run.yaml"
+        file.write_text(text, encoding="utf-8")
+        return str(file)
+
+    return write
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_overrides_yaml_which_overrides_the_defaults(write_yaml):
+    file = write_yaml("rank: 8\nresolution: 256\nvalidation_prompt: [a, b]\ncache_latents: false\n")
+    config = parse("--config", file, "--rank", "4", "--validation_prompt", "c", "--cache_latents")
+    assert (config.lora.rank, config.data.resolution, config.output.seed) == (4, 256, 42)
+    assert config.validation.validation_prompt == ("c",)
+    assert config.data.cache_latents is True
+
+
+def test_the_position_of_config_on_the_command_line_does_not_matter(write_yaml):
+    file = write_yaml("rank: 8")
+    assert parse("--rank", "4", f"--config={file}").lora.rank == 4
+
+
+def test_yaml_may_hold_the_required_settings(write_yaml):
+    file = write_yaml("pretrained_model_name_or_path: a/b\ninstance_data_dir: c\ninstance_prompt: d\n")
+    assert parse_config(["--config", file]).data.instance_prompt == "d"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("learning_rate: 1e-4", "learning_rate", 1e-4),  # text to YAML
+        ("learning_rate: 1", "learning_rate", 1.0),
+        ("mixed_precision: no", "mixed_precision", "no"),  # false to YAML
+        ("optimizer: AdamW", "optimizer", "adamw"),
+        ("device: ascend", "device", "Ascend"),
+        ("lora_rank: 5", "rank", 5),
+        ("validation_prompt: one", "validation_prompt", ["one"]),
+        ("validation_prompt: [one, two]", "validation_prompt", ["one", "two"]),
+        ("validation_epochs: null", "validation_epochs", 50),
+        ("random_flip: yes", "random_flip", True),
+        ("output_dir: ~/runs", "output_dir", os.path.expanduser("~/runs")),
+        ("", "rank", 16),
+    ],
+)
+def test_what_people_write_in_yaml(write_yaml, line, name, value):
+    read = to_flat_dict(parse("--config", write_yaml(line)))[name]
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (["--lora_rank", "5"], "rank", 5),
+        (["--rank=5"], "rank", 5),
+        (["--no-cache_latents"], "cache_latents", False),
+        (["--with_prior_preservation", "--class_data_dir=c", "--class_prompt=d"], "with_prior_preservation", True),
+        (["--logit_mean", "-0.5"], "logit_mean", -0.5),
+        (["--optimizer", "AdamW"], "optimizer", "adamw"),
+        (["--validation_prompt", "a", "--validation_prompt", "b"], "validation_prompt", ["a", "b"]),
+        (["--instance_prompt", "-- an odd one"], "instance_prompt", "-- an odd one"),
+    ],
+)
+def test_what_people_write_on_the_command_line(flags, name, value):
+    assert to_flat_dict(parse(*flags))[name] == value
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_in_the_repository_is_sound_and_names_its_own_command(file):
+    parse_config(["--config", str(file)])
+    assert f"--config configs/{file.name}" in file.read_text(encoding="utf-8")
+
+
+def test_the_four_configs_are_there():
+    assert [file.stem for file in CONFIGS] == ["demo_cpu", "flux_dev_64gb", "flux_dev_64gb_prior", "flux_dev_8cards"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--config", str(CONFIGS[2]), "--seed", "7", "--lora_alpha", "2.5", "--allow_changed", "rank,seed"],
+        ["--instance_prompt", "yes: ein #Hündchen\n'", "--validation_prompt", "null", "--learning_rate", "1e-10"],
+    ],
+)
+def test_a_config_survives_yaml_and_json(write_yaml, flags):
+    config = parse(*flags)
+    assert parse_config(["--config", write_yaml(to_yaml(config))]) == config
+    assert from_flat_dict(json.loads(json.dumps(to_flat_dict(config)))) == config
+
+
+def test_no_setting_can_be_lost_as_null_in_yaml():
+    # null means "leave at default", so a setting that may be None must have None as its default.
+    values = to_flat_dict(parse())
+    assert all(values[name] is None for name, flag in read_flags().items() if "None" in str(flag.annotation))
+
+
+def test_yaml_output_has_a_heading_for_every_section():
+    headings = [line for line in to_yaml(parse()).splitlines() if line.startswith("# ")]
+    assert len(headings) == len(SECTIONS)
+
+
+def test_from_flat_dict_names_what_it_does_not_know_and_what_it_misses():
+    with pytest.raises(UserError) as caught:
+        from_flat_dict({"instance_prompt": "a", "instance_data_dir": "b", "sed": 3})
+    assert caught.value.problems == [
+        "sed: no such setting; did you mean seed?",
+        "pretrained_model_name_or_path: the setting is missing",
+    ]
+
+
+# --- flags and help --------------------------------------------------------------------------------------------------
+
+
+def test_the_flags_are_frozen():
+    flags = read_flags().values()
+    assert sorted(name for flag in flags for name in (flag.name, *flag.aliases)) == sorted(FLAGS)
+
+
+def test_help_is_grouped_and_tells_every_flag_its_default_and_choices(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as caught:
+        parse_config(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for section in SECTIONS.values():
+        assert f"\n{section.__doc__}:\n" in text
+    assert all(f"--{flag}" in text for flag in FLAGS)
+    assert "--rank, --lora_rank N" in text
+    assert "(default: 16)" in text and "(required)" in text and "{auto,Ascend,CPU}" in text
+
+
+@pytest.mark.parametrize("flag", read_flags().values(), ids=lambda flag: flag.name)
+def test_every_flag_explains_itself_in_a_sentence(flag):
+    assert flag.help.endswith(".") and len(flag.help.split()) >= 3
+
+
+def test_help_speaks_of_the_hardware_there_is():
+    words = build_parser().format_help().lower()
+    assert not [word for word in ("cuda", "gpu", "nvidia", "ampere", "torch") if word in words]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_a_flag_of_the_peers_without_meaning_here_is_refused_with_its_reason(flag, write_yaml):
+    expected = f"not used here: {REFUSED[flag]}"
+    assert problems_with(f"--{flag}", "1") == [f"--{flag}: {expected}"]
+    assert problems_with(f"--{flag}=1") == [f"--{flag}: {expected}"]
+    file = write_yaml(f"{flag}: 1")
+    assert problems_with("--config", file) == [f"{file}: {flag}: {expected}"]
+
+
+def test_no_flag_both_works_and_is_refused():
+    assert not set(REFUSED) & set(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--learning-rate", "1"], "--learning-rate: no such setting; did you mean --learning_rate?"),
+        (["--no_cache_latents"], "--no_cache_latents: no such setting; did you mean --no-cache_latents?"),
+        (["--res", "512"], "--res: no such setting; did you mean --repeats?"),
+        (["--xyzzy"], "--xyzzy: no such setting"),
+        (["--rank"], "--rank: needs a value; one that starts with a dash is written with =, as in --flag=-x"),
+        (["--rank", "1.5"], "--rank: expects a whole number, not '1.5'"),
+        (["--learning_rate", "fast"], "--learning_rate: expects a number, not 'fast'"),
+        (["--learning_rate", "nan"], "--learning_rate: expects a number, not 'nan'"),
+        (["--device", "TPU"], "--device: expects one of auto, Ascend, CPU, not TPU"),
+        (["--report_to", "wandb"], "--report_to: expects one of tensorboard, none, not wandb"),
+        (["--cache_latents=true"], "--cache_latents takes no value; write --cache_latents or --no-cache_latents"),
+        (["--config"], "--config needs the path of a YAML file"),
+        (["--config", "nowhere.yaml"], "--config nowhere.yaml: cannot be read: No such file or directory"),
+        (
+            ["--instance_prompt", "a", "photo", "of"],
+            "words that belong to no flag: photo of; a value with spaces goes in quotes, and a switch takes no value",
+        ),
+    ],
+)
+def test_a_slip_on_the_command_line(flags, problem):
+    assert problems_with(*flags) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("resolutoin: 512", "{file}: resolutoin: no such setting; did you mean resolution?"),
+        ("rank: sixteen", "{file}: rank: expects a whole number, not 'sixteen'"),
+        ("rank: true", "{file}: rank: expects a whole number, not True"),
+        ("rank: 1.5", "{file}: rank: expects a whole number, not 1.5"),
+        ("learning_rate: [1]", "{file}: learning_rate: expects a number, not [1]"),
+        ("cache_latents: 'on'", "{file}: cache_latents: expects true or false, not 'on'"),
+        ("revision: 123", "{file}: revision: expects text, not 123; put it in quotes"),
+        ("validation_prompt: [a, 1]", "{file}: validation_prompt: expects text, not 1; put it in quotes"),
+        ("rank: 4\nlora_rank: 8", "{file}: lora_rank: is another name of rank, which is given as well; keep one"),
+        ("rank: 4\nrank: 8", "--config {file}: not valid YAML at line 2: rank is given twice"),
+        ("rank: [4", "--config {file}: not valid YAML at line 1: expected ',' or ']', but got '<stream end>'"),
+        ("- rank", "--config {file}: expects lines of the form name: value"),
+    ],
+)
+def test_a_slip_in_yaml_names_file_and_key(write_yaml, text, problem):
+    file = write_yaml(text)
+    assert problems_with("--config", file) == [problem.format(file=file)]
+
+
+def test_yaml_that_is_no_text(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert problems_with("--config", str(file)) == [f"--config {file}: not a text file in UTF-8"]
+
+
+def test_all_problems_are_told_at_once(write_yaml):
+    file = write_yaml("resolutoin: 512\nrank: many\ninstance_prompt: a dog\ninstance_data_dir: pictures\n")
+    assert problems_of(
+        *("--config", file, "--use_8bit_adam", "--lora_dropout", "2"),
+        *("--lr_warmup_steps", "5", "--seed", "x", "--lr_scheduler", "sine"),
+    ) == [
+        f"--use_8bit_adam: not used here: {REFUSED['use_8bit_adam']}",
+        f"{file}: resolutoin: no such setting; did you mean resolution?",
+        f"{file}: rank: expects a whole number, not 'many'",
+        "--lr_scheduler: expects one of linear, cosine, cosine_with_restarts, polynomial, constant,"
+        " constant_with_warmup, not sine",
+        "--seed: expects a whole number, not 'x'",
+        "--pretrained_model_name_or_path is required: Folder of a FLUX.1 model in diffusers layout, or its name on the"
+        " hub, such as black-forest-labs/FLUX.1-dev.",
+        "--lora_dropout 2.0: must be 0 or more and below 1",
+        # Nothing about --lr_warmup_steps with the default scheduler: the user did not ask for that scheduler.
+    ]
+
+
+def test_more_checks_can_be_told_together_with_the_rest():
+    with pytest.raises(UserError) as caught:
+        parse_config([*REQUIRED, "--rank", "0"], checks=(check, check_files))
+    assert caught.value.problems == [
+        "--rank 0: must be at least 1",
+        "--instance_data_dir pictures: no such folder; check the path",
+    ]
+
+
+def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
+    def fail(problems):
+        raise UserError(problems)
+
+    assert run_guarded(lambda: fail("one")) == 2
+    assert capsys.readouterr().err == "error: one\n"
+    assert run_guarded(lambda: fail(["one", "two"])) == 2
+    assert capsys.readouterr().err == "error: 2 problems\n- one\n- two\n"
+    assert (run_guarded(lambda: None), run_guarded(lambda: 3)) == (0, 3)
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--rank=0"], "--rank 0: must be at least 1"),
+        (["--max_train_steps=0"], "--max_train_steps 0: must be at least 1"),
+        (["--validation_steps=0"], "--validation_steps 0: must be at least 1"),
+        (["--prior_loss_weight=-1"], "--prior_loss_weight -1.0: must be 0 or more"),
+        (["--learning_rate=0"], "--learning_rate 0.0: must be above 0"),
+        (["--logit_std=0"], "--logit_std 0.0: must be above 0"),
+        (["--lora_dropout=1"], "--lora_dropout 1.0: must be 0 or more and below 1"),
+        (["--adam_beta2=1"], "--adam_beta2 1.0: must be 0 or more and below 1"),
+        (["--max_sequence_length=513"], "--max_sequence_length 513: must be from 1 to 512"),
+        (["--seed=-1"], "--seed -1: must be from 0 to 4294967295"),
+        (["--mode_scale=2"], "--mode_scale 2.0: must be from -1 to 1.75"),
+        (["--resolution=500"], "--resolution 500: must be a multiple of 16"),
+        (["--resolution=0"], "--resolution 0: must be a multiple of 16"),
+        (["--instance_prompt= "], "--instance_prompt is empty: give it a value or leave it out"),
+        (["--validation_prompt="], "--validation_prompt is empty: give it a value or leave it out"),
+        (
+            ["--with_prior_preservation", "--class_data_dir=c"],
+            "--with_prior_preservation needs --class_prompt: add it",
+        ),
+        (
+            ["--class_prompt=a dog"],
+            "--class_prompt a dog: needs --with_prior_preservation; add that or leave --class_prompt out",
+        ),
+        (
+            ["--with_prior_preservation", "--class_data_dir=./pictures", "--class_prompt=a dog"],
+            "--class_data_dir ./pictures: must be another folder than --instance_data_dir",
+        ),
+        (
+            ["--lr_warmup_steps=5"],
+            "--lr_warmup_steps 5: --lr_scheduler constant has no warm-up; use constant_with_warmup",
+        ),
+        (
+            ["--lr_scheduler=cosine", "--lr_warmup_steps=9", "--max_train_steps=8"],
+            "--lr_warmup_steps 9: longer than the run of --max_train_steps 8; shorten the warm-up",
+        ),
+        (
+            ["--device=CPU", "--mixed_precision=bf16"],
+            "--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU",
+        ),
+        (
+            ["--device=CPU", "--enable_mindspore_data_sink"],
+            "--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU",
+        ),
+        (["--allow_changed=rank,sed"], "--allow_changed sed: no such setting; did you mean seed?"),
+    ],
+)
+def test_values_that_cannot_be_meant(flags, problem):
+    assert problems_with(*flags) == [problem]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--lr_scheduler=constant_with_warmup", "--lr_warmup_steps=8", "--max_train_steps=8"],
+        ["--mixed_precision=bf16", "--enable_mindspore_data_sink", "--device=Ascend"],
+        ["--mixed_precision=fp16", "--device=CPU", "--dataloader_num_workers=0"],
+        ["--mode_scale=-1", "--lora_dropout=0", "--adam_beta1=0", "--max_sequence_length=1", "--resolution=16"],
+    ],
+)
+def test_values_at_the_edge_are_fine(flags):
+    assert check(parse(*flags)) == []
+
+
+def test_every_number_with_a_limit_is_a_flag_and_every_whole_number_has_a_limit():
+    limited = [name for _, _, names in BOUNDS for name in names.split()]
+    assert len(limited) == len(set(limited)) and set(limited) <= set(FLAGS)
+    whole = {name for name, flag in read_flags().items() if flag.annotation in (int, int | None)}
+    assert whole <= set(limited)
+
+
+def test_derived_values():
+    config = parse("--rank=8", "--train_batch_size=2", "--gradient_accumulation_steps=3", "--allow_changed=rank, seed")
+    assert config.lora.alpha == 8.0 and config.lora.lora_alpha is None
+    assert parse("--rank=8", "--lora_alpha=4").lora.alpha == 4.0
+    assert global_batch(config, world_size=4) == 24
+    assert cache_path(config) == Path("flux-dreambooth-lora/cache")
+    assert cache_path(parse("--encode_cache_dir=there")) == Path("there")
+    assert config.output.changes_allowed == {"rank", "seed"}
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """A model folder with all its parts, its T5 in two shards, and a folder for pictures."""
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "model_index.json": {"_class_name": "FluxPipeline"},
+        "scheduler/scheduler_config.json": {},
+        "vae/config.json": {"block_out_channels": [1, 2, 4, 4]},
+        "vae/diffusion_pytorch_model.safetensors": "weights",
+        "transformer/config.json": {},
+        "transformer/diffusion_pytorch_model.safetensors": "weights",
+        "text_encoder/config.json": {},
+        "text_encoder/model.safetensors": "weights",
+        "tokenizer/vocab.json": {},
+        "text_encoder_2/config.json": {},
+        "text_encoder_2/model.safetensors.index.json": {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}},
+        "text_encoder_2/1.safetensors": "weights",
+        "text_encoder_2/2.safetensors": "weights",
+        "tokenizer_2/tokenizer.json": {},
+    }
+    for name, content in files.items():
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    (tmp_path / "pictures").mkdir()
+    return tmp_path
+
+
+def file_problems(*flags: str) -> list[str]:
+    return check_files(parse("--pretrained_model_name_or_path", "model", *flags))
+
+
+def test_a_whole_model_folder_passes_and_nothing_is_written(folders):
+    before = sorted(folders.rglob("*"))
+    assert file_problems("--output_dir", "new/run", "--resume_from_checkpoint", "latest") == []
+    assert sorted(folders.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ("model_index.json", "model_index.json is missing; a FLUX.1 folder in diffusers layout has it"),
+        ("scheduler", "scheduler is missing; the download may be incomplete"),
+        (
+            "scheduler/scheduler_config.json",
+            "scheduler/scheduler_config.json is missing; the download may be incomplete",
+        ),
+        ("vae/config.json", "vae/config.json is missing; the download may be incomplete"),
+        ("tokenizer/vocab.json", "tokenizer has no vocabulary; the download may be incomplete"),
+        ("tokenizer_2", "tokenizer_2 is missing; the download may be incomplete"),
+        (
+            "transformer/diffusion_pytorch_model.safetensors",
+            "transformer has no weights (diffusion_pytorch_model.safetensors or"
+            " diffusion_pytorch_model.safetensors.index.json); the download may be incomplete",
+        ),
+        ("text_encoder_2/2.safetensors", "text_encoder_2/2.safetensors is missing; the download may be incomplete"),
+    ],
+)
+def test_a_part_of_the_model_that_is_missing_is_named(folders, part, problem):
+    path = folders / "model" / part
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert file_problems() == [f"--pretrained_model_name_or_path model: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        (
+            "model_index.json",
+            '{"_class_name": "StableDiffusionPipeline"}',
+            "names a StableDiffusionPipeline, not a Flux",
+        ),
+        ("vae/config.json", "{", "vae/config.json cannot be read"),
+        ("vae/config.json", "[]", "vae/config.json holds no JSON object"),
+        ("text_encoder_2/model.safetensors.index.json", "{}", "names no weight files"),
+        ("text_encoder_2/1.safetensors", "", "text_encoder_2/1.safetensors is empty"),
+        ("vae/diffusion_pytorch_model.safetensors", "version https://git-lfs.github.com/spec/v1", "pointer of Git LFS"),
+    ],
+)
+def test_a_damaged_file_of_the_model_is_named(folders, file, content, problem):
+    (folders / "model" / file).write_text(content, encoding="utf-8")
+    (found,) = file_problems()
+    assert problem in found
+
+
+def test_a_variant_is_looked_for_and_plain_weights_do_as_well(folders):
+    vae = folders / "model" / "vae"
+    (vae / "diffusion_pytorch_model.safetensors").rename(vae / "diffusion_pytorch_model.fp16.safetensors")
+    assert file_problems("--variant", "fp16") == []
+    assert len(file_problems()) == 1
+
+
+def test_the_resolution_is_held_against_the_models_own_vae(folders):
+    (folders / "model/vae/config.json").write_text('{"block_out_channels": [1, 2, 4, 4, 4]}', encoding="utf-8")
+    assert file_problems("--resolution", "64") == []
+    assert file_problems("--resolution", "48") == [
+        "--pretrained_model_name_or_path model: its VAE needs a multiple of 32, not --resolution 48"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("black-forest-labs/FLUX.1-dev", None),
+        ("model/vae/config.json", "is a file; give the folder"),
+        ("model/other", "no such folder; check the path"),
+        ("./other", "no such folder; check the path"),
+        ("/nowhere/at/all", "no such folder; check the path"),
+        ("outputs/demo/model", "neither a folder nor a name on the hub of the form owner/model"),
+        ("FLUX.1-dev", "neither a folder nor a name on the hub of the form owner/model"),
+    ],
+)
+def test_a_model_is_a_folder_or_a_name_on_the_hub(folders, name, problem):
+    expected = [f"--pretrained_model_name_or_path {name}: {problem}"] if problem else []
+    assert check_files(parse("--pretrained_model_name_or_path", name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--instance_data_dir=none"], "--instance_data_dir none: no such folder; check the path"),
+        (["--instance_data_dir=file"], "--instance_data_dir file: is a file; give the folder"),
+        (["--output_dir=file"], "--output_dir file: {here}/file is a file; choose another folder"),
+        (["--output_dir=file/run"], "--output_dir file/run: {here}/file is a file; choose another folder"),
+        (["--encode_cache_dir=file"], "--encode_cache_dir file: {here}/file is a file; choose another folder"),
+        (
+            ["--with_prior_preservation", "--class_prompt=a dog", "--class_data_dir=file"],
+            "--class_data_dir file: {here}/file is a file; choose another folder",
+        ),
+        (
+            ["--resume_from_checkpoint=checkpoint-9"],
+            "--resume_from_checkpoint checkpoint-9: no such folder; give the path of a checkpoint folder, or latest",
+        ),
+        (
+            ["--resume_from_checkpoint=vae", "--output_dir=model"],
+            "--resume_from_checkpoint vae: no such folder; did you mean model/vae?",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_named(folders, flags, problem):
+    (folders / "file").write_text("", encoding="utf-8")
+    assert file_problems(*flags) == [problem.format(here=folders)]
+
+
+def test_class_pictures_may_be_yet_to_come(folders):
+    assert file_problems("--with_prior_preservation", "--class_prompt=a dog", "--class_data_dir=new/class") == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write anywhere")
+def test_folders_without_permission(folders):
+    (folders / "read_only").mkdir(mode=0o500)
+    (folders / "closed").mkdir(mode=0o000)
+    assert file_problems("--output_dir=read_only/run", "--instance_data_dir=closed") == [
+        "--instance_data_dir closed: no permission to read this folder",
+        f"--output_dir read_only/run: no permission to write in {folders}/read_only; choose another folder",
+    ]
+
+
+def test_yaml_of_the_resolved_config_is_plain_yaml():
+    assert yaml.safe_load(to_yaml(parse())) == to_flat_dict(parse())
