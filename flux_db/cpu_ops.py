@@ -189,7 +189,7 @@ def flux_pos_embed_construct(self, ids):
 
 
 def relative_buckets(query_length: int, key_length: int, num_buckets: int, max_distance: int) -> np.ndarray:
-    """[query, key] bucket of each distance, bidirectional. In numpy: the CPU's log puts 16, 32 and 64 one bucket low."""
+    """[query, key] bucket of each distance, both ways. In numpy: the CPU's log puts 16, 32 and 64 one bucket low."""
     distance = np.arange(key_length)[None, :] - np.arange(query_length)[:, None]
     half = num_buckets // 2
     exact = half // 2

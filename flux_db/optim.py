@@ -42,7 +42,7 @@ class FlatOptimizer(nn.Cell):
     With `apply` false the call changes nothing at all: neither weights, nor moments, nor the count of updates.
     """
 
-    state_names = ("updates", "exp_avg", "exp_avg_sq")
+    state_names = ("updates", "bias_correction1", "bias_correction2", "exp_avg", "exp_avg_sq")
 
     def __init__(self, params: Sequence[Parameter], config: OptimConfig) -> None:
         super().__init__()
@@ -50,8 +50,13 @@ class FlatOptimizer(nn.Cell):
         self.sizes = tuple(int(np.prod(p.shape)) for p in params)
         self.starts = tuple(int(start) for start in np.cumsum((0, *self.sizes[:-1])))
         self.beta1, self.beta2 = config.adam_beta1, config.adam_beta2
+        # taken here in double: the graph would compute 1 - beta in fp32, which is wrong by 1e-5 for beta 0.999
+        self.rest1, self.rest2 = 1.0 - self.beta1, 1.0 - self.beta2
         self.eps, self.weight_decay = config.adam_epsilon, config.adam_weight_decay
         self.updates = self._state("updates", 0.0)
+        # 1 - beta^t, kept as the running mean of ones: the CPU's exp, expm1 and tanh are wrong by up to 1e-4 here
+        self.bias_correction1 = self._state("bias_correction1", 0.0)
+        self.bias_correction2 = self._state("bias_correction2", 0.0)
         self.exp_avg = self._state("exp_avg", np.zeros(sum(self.sizes), np.float32))
         self.exp_avg_sq = self._state("exp_avg_sq", np.zeros(sum(self.sizes), np.float32))
 
@@ -61,10 +66,6 @@ class FlatOptimizer(nn.Cell):
     def state(self) -> dict[str, Parameter]:
         """The state by name: what a checkpoint has to hold besides the weights."""
         return {name: getattr(self, name) for name in self.state_names}
-
-    def bias_correction(self, beta: float, updates: Tensor) -> Tensor:
-        # 1 - beta^t without the cancellation that fp32 would suffer for beta near 1
-        return -ops.expm1(updates * math.log(beta)) if beta > 0.0 else ops.ones_like(updates)
 
     def store(self, state: Parameter, value: Tensor, apply: Tensor) -> None:
         ops.assign(state, ops.select(apply, value, state.value()))
@@ -79,13 +80,16 @@ class AdamW(FlatOptimizer):
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         updates = self.updates + 1.0
-        m = self.beta1 * self.exp_avg + (1.0 - self.beta1) * gradient
-        v = self.beta2 * self.exp_avg_sq + (1.0 - self.beta2) * (gradient * gradient)
-        denominator = ops.sqrt(v) / ops.sqrt(self.bias_correction(self.beta2, updates)) + self.eps
+        bias_correction1 = self.beta1 * self.bias_correction1 + self.rest1
+        bias_correction2 = self.beta2 * self.bias_correction2 + self.rest2
+        m = self.beta1 * self.exp_avg + self.rest1 * gradient
+        v = self.beta2 * self.exp_avg_sq + self.rest2 * (gradient * gradient)
+        denominator = ops.sqrt(v) / ops.sqrt(bias_correction2) + self.eps
         old = flatten(self.parameters)
-        step = lr / self.bias_correction(self.beta1, updates)
-        new = old * (1.0 - lr * self.weight_decay) - step * (m / denominator)
+        new = old * (1.0 - lr * self.weight_decay) - (lr / bias_correction1) * (m / denominator)
         self.store(self.updates, updates, apply)
+        self.store(self.bias_correction1, bias_correction1, apply)
+        self.store(self.bias_correction2, bias_correction2, apply)
         self.store(self.exp_avg, m, apply)
         self.store(self.exp_avg_sq, v, apply)
         self.assign_weights(old, new, apply)
@@ -111,13 +115,14 @@ class Prodigy(FlatOptimizer):
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         updates = self.updates + 1.0
+        bias_correction1 = self.beta1 * self.bias_correction1 + self.rest1
+        bias_correction2 = self.beta2 * self.bias_correction2 + self.rest2
         d = self.d.value()
-        correction = ops.sqrt(self.bias_correction(self.beta2, updates)) / self.bias_correction(self.beta1, updates)
-        step = d * lr * correction
+        step = d * lr * ops.sqrt(bias_correction2) / bias_correction1
         old = flatten(self.parameters)
         numerator = self.beta3 * self.numerator + (d / self.d_0) * step * (gradient * (self.start - old)).sum()
-        m = self.beta1 * self.exp_avg + d * (1.0 - self.beta1) * gradient
-        v = self.beta2 * self.exp_avg_sq + d * d * (1.0 - self.beta2) * (gradient * gradient)
+        m = self.beta1 * self.exp_avg + d * self.rest1 * gradient
+        v = self.beta2 * self.exp_avg_sq + d * d * self.rest2 * (gradient * gradient)
         s = self.beta3 * self.s + (d / self.d_0) * d * gradient
         total = ops.abs(s).sum()
         d_new = ops.maximum(d, numerator / total)
@@ -125,6 +130,8 @@ class Prodigy(FlatOptimizer):
         # as in the original, nothing moves at learning rate 0 (the start of a warm-up) or before the first gradient
         apply = ops.logical_and(apply, ops.logical_and(lr > 0.0, total > 0.0))
         self.store(self.updates, updates, apply)
+        self.store(self.bias_correction1, bias_correction1, apply)
+        self.store(self.bias_correction2, bias_correction2, apply)
         self.store(self.exp_avg, m, apply)
         self.store(self.exp_avg_sq, v, apply)
         self.store(self.numerator, numerator, apply)

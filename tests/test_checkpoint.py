@@ -656,6 +656,7 @@ with OutputLock(sys.argv[1]):
     if sys.argv[2] == "fork":
         child = os.fork()
         if child == 0:
+            print(os.getpid(), flush=True)
             os.close(1), os.close(2)
             time.sleep(30)
             os._exit(0)
@@ -663,7 +664,8 @@ with OutputLock(sys.argv[1]):
         quiet = subprocess.DEVNULL
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], close_fds=False,
                                  stdin=quiet, stdout=quiet, stderr=quiet).pid
-    print(child, flush=True)
+    if sys.argv[2] != "fork":
+        print(child, flush=True)
     time.sleep(30)
 """
 

@@ -17,13 +17,8 @@ from mindspore import Tensor, mint, nn, ops
 
 from flux_db import cpu_ops
 
-TOLERANCE = 1e-5
+TOLERANCE = 3e-6
 erf = np.vectorize(math.erf)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _installed(mindspore_on_cpu):
-    cpu_ops.install()
 
 
 def normal(*shape, seed=0):
@@ -91,8 +86,8 @@ def assert_close(got, wanted, what, tolerance=TOLERANCE):
     assert np.abs(got - wanted).max() <= tolerance * max(1.0, np.abs(wanted).max()), what
 
 
-def check(net, reference, *inputs):
-    """`reference(parameters by name, *inputs)` in numpy is what the cell computes, and its slope the cell's gradient."""
+def check(net, reference, *inputs, tolerance=TOLERANCE):
+    """The cell computes what `reference(parameters by name, *inputs)` does in numpy, and its gradient is the slope."""
     parameters = randomize(net)
     inputs = [np.asarray(x, np.float32).astype(np.float64) for x in inputs]
 
@@ -106,7 +101,7 @@ def check(net, reference, *inputs):
     out, by_input, by_parameter = Weighed(net, weights)(*tensors)
     assert len(out) == len(wanted)
     for i, pair in enumerate(zip(out, wanted, strict=True)):
-        assert_close(*pair, f"output {i}")
+        assert_close(*pair, f"output {i}", tolerance)
 
     names = [p.name for p in net.trainable_params()]
     values = [*inputs, *(parameters[name] for name in names)]
@@ -116,7 +111,7 @@ def check(net, reference, *inputs):
     labels = [*(f"input {i}" for i in range(len(inputs))), *names]
     for label, got, slope in zip(labels, (*by_input, *by_parameter), slopes, strict=True):
         assert np.abs(slope).max() > 1e-3, f"the check of {label} is empty"
-        assert_close(got, slope, f"gradient of {label}")
+        assert_close(got, slope, f"gradient of {label}", tolerance)
 
 
 class Of(nn.Cell):
@@ -344,7 +339,7 @@ class Gelus(nn.Cell):
 
 
 def test_gelu():
-    x = np.concatenate([normal(3, 5).ravel() * 2, [0.0, -6.0, 6.0]])
+    x = np.concatenate([normal(3, 5).ravel(), [0.0, -3.0, -2.0, 2.0, 3.0]])
     check(Gelus(), lambda _, x: (np_gelu(x), np_gelu_tanh(x)), x)
 
 
@@ -495,7 +490,8 @@ def test_double_block_attention():
         out = np_attention(np_rotate(q, angles), np_rotate(k, angles), v, 8**-0.5)
         return np_linear(p, "attention.to_out.0.", out[:, 2:]), np_linear(p, "attention.to_add_out.", out[:, :2])
 
-    check(Joint(added_kv_proj_dim=6, context_pre_only=False), reference, normal(1, 3, 8), normal(1, 2, 6))
+    inputs = normal(1, 3, 8), normal(1, 2, 6)
+    check(Joint(added_kv_proj_dim=6, context_pre_only=False), reference, *inputs, tolerance=1e-5)
 
 
 def single_block_reference(angles):
@@ -510,7 +506,7 @@ def single_block_reference(angles):
 @pytest.mark.parametrize("rotary", [True, False])
 def test_single_block_attention(rotary):
     angles = np_angles(IDS * rotary, AXES, THETA)
-    check(Joint(rotary, pre_only=True), single_block_reference(angles), normal(2, 5, 8))
+    check(Joint(rotary, pre_only=True), single_block_reference(angles), normal(2, 5, 8), tolerance=1e-5)
 
 
 def test_rotation_of_several_heads():

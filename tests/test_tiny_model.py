@@ -106,7 +106,7 @@ def test_weights_are_torch_files_of_lively_float32(model: Path) -> None:
 
 
 @pytest.mark.parametrize("part", WEIGHTS)
-def test_mindone_finds_exactly_its_parameters(model: Path, part: str) -> None:
+def test_mindone_finds_exactly_its_parameters(cpu, model: Path, part: str) -> None:
     loaded = mindone_class(part).from_pretrained(str(model / part))
     parameters = {torch_name(parameter.name): parameter.asnumpy() for parameter in loaded.get_parameters()}
     stored = weights(model, part)
@@ -131,7 +131,7 @@ def mindone_class(part: str) -> type:
     return getattr({"diffusers": mindone.diffusers, "transformers": mindone.transformers}[library], name)
 
 
-def test_mindone_schedules_like_flux_dev(tiny: Path) -> None:
+def test_mindone_schedules_like_flux_dev(cpu, tiny: Path) -> None:
     from mindone.diffusers import FlowMatchEulerDiscreteScheduler
 
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(tiny / "scheduler"))

@@ -1,0 +1,222 @@
+"""The step's loss by the formula in numpy, and that bad gradients never reach the weights."""
+
+import dataclasses
+import json
+import shutil
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from safetensors.numpy import load_file, save_file
+
+from flux_db import flow, lora, models, optim
+from flux_db.build import step_settings
+from flux_db.config import LoraConfig, OptimConfig
+from flux_db.stream import Purpose, generator
+from flux_db.train_step import TrainStepForFluxDevDB
+
+ROWS, CHANNELS, SIDE, TOKENS = 2, 16, 4, 8
+
+
+def inputs(width, pooled_width, rows=ROWS, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    return {
+        "pictures": draw(rows, 2 * CHANNELS, SIDE, SIDE),
+        "eps": draw(rows, CHANNELS, SIDE, SIDE),
+        "noise": draw(rows, CHANNELS, SIDE, SIDE),
+        "index": rng.integers(100, 900, rows).astype(np.int32),
+        "prompt_embeds": draw(rows, TOKENS, width),
+        "pooled": draw(rows, pooled_width),
+        "dropout_key": np.arange(rows, dtype=np.int32) * 7919 + 1,
+        "lr": np.array(1e-2, np.float32),
+        "boundary": np.array(True),
+    }
+
+
+def call(step, values):
+    return step(*(Tensor(v) for v in values.values())).asnumpy()
+
+
+def make(cpu, world, tmp_path, *, scheme="none", layers="attn.to_q", **changes):
+    """A step on the tiny transformer; LoRA B is not zero, so that the LoRA takes part in the loss."""
+    config = world.config(tmp_path, weighting_scheme=scheme, lora_layers=layers, **changes.pop("flags", {}))
+    runtime = dataclasses.replace(cpu, dtype=changes.get("dtype", ms.float32))
+    transformer = models.load_transformer(changes.pop("model", world.model), runtime.dtype)
+    key = lora.inject(transformer, config.lora, 0, ROWS)
+    for name, parameter in lora.parameters(transformer).items():
+        if name.endswith("lora_B"):
+            parameter.set_data(Tensor(generator(1, len(name), Purpose.LORA).standard_normal(parameter.shape, np.float32)))
+    settings = dataclasses.replace(step_settings(config, runtime, world.model, prior=False), **changes)
+    optimizer = optim.build_optimizer(list(lora.parameters(transformer).values()), config.optim)
+    return transformer, settings, optimizer, key
+
+
+def velocity(transformer, settings, values):
+    """What the transformer answers, called directly on inputs made in numpy."""
+    x_0, x_t, _ = noised(settings, values)
+    b, c, h, w = x_t.shape
+    tokens = x_t.reshape(b, c, h // 2, 2, w // 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
+    guidance = None if settings.guidance_scale is None else Tensor(np.full(b, settings.guidance_scale, np.float32))
+    out = transformer(
+        hidden_states=Tensor(tokens.astype(np.float32)),
+        timestep=Tensor(settings.timesteps[values["index"]]),
+        guidance=guidance,
+        pooled_projections=Tensor(values["pooled"]),
+        encoder_hidden_states=Tensor(values["prompt_embeds"]),
+        txt_ids=Tensor(np.zeros((TOKENS, 3), np.float32)),
+        img_ids=Tensor(flow.image_position_ids(h, w)),
+    )[0]
+    return out.asnumpy().astype(np.float64)
+
+
+def noised(settings, values):
+    """The latent, the noised latent and the sigma, in double."""
+    mean, logvar = np.split(values["pictures"].astype(np.float64), 2, axis=1)
+    x_0 = (mean + np.exp(0.5 * logvar) * values["eps"] - settings.vae_shift) * settings.vae_scale
+    sigma = settings.sigmas[values["index"]].astype(np.float64)[:, None, None, None]
+    return x_0, (1 - sigma) * x_0 + sigma * values["noise"], sigma
+
+
+def loss_in_numpy(settings, values, answer, weight_of):
+    x_0, _, sigma = noised(settings, values)
+    target = values["noise"].astype(np.float64) - x_0
+    b, c, h, w = target.shape
+    target = target.reshape(b, c, h // 2, 2, w // 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
+    errors = ((answer - target) ** 2).reshape(b, -1).mean(1) * weight_of(sigma.ravel())
+    if settings.prior_loss_weight is None:
+        return errors.mean()
+    half = b // 2
+    return errors[:half].mean() + settings.prior_loss_weight * errors[half:].mean()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "weight_of", "prior"),
+    [
+        ("sigma_sqrt", lambda s: s**-2.0, 0.7),
+        ("cosmap", lambda s: 2 / (np.pi * (1 - 2 * s + 2 * s * s)), None),
+    ],
+)
+def test_loss_is_the_formula(cpu, world, tmp_path, scheme, weight_of, prior):
+    transformer, settings, optimizer, _ = make(cpu, world, tmp_path, scheme=scheme, prior_loss_weight=prior)
+    values = inputs(48, 32)
+    expected = loss_in_numpy(settings, values, velocity(transformer, settings, values), weight_of)
+    step = TrainStepForFluxDevDB(transformer, optimizer, settings).set_train(True)
+    loss, norm, applied, scale = call(step, values)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert applied == 1 and norm > 0 and scale == 1
+    # the step is a function of its inputs, and it learns: the same batch again has a lower loss
+    assert call(step, values)[0] < loss
+
+
+def test_a_model_without_guidance(cpu, world, tmp_path):
+    model = tmp_path / "schnell"
+    shutil.copytree(world.model, model)
+    file = model / "transformer" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"guidance_embeds": False}))
+    weights = model / "transformer" / "diffusion_pytorch_model.safetensors"
+    kept = {name: value for name, value in load_file(weights).items() if "guidance_embedder" not in name}
+    save_file(kept, weights, {"format": "pt"})
+    settings = step_settings(world.config(tmp_path), cpu, model, prior=False)
+    assert settings.guidance_scale is None
+    transformer, settings, optimizer, _ = make(cpu, world, tmp_path, model=model, guidance_scale=None)
+    values = inputs(48, 32)
+    expected = loss_in_numpy(settings, values, velocity(transformer, settings, values), np.ones_like)
+    step = TrainStepForFluxDevDB(transformer, optimizer, settings).set_train(True)
+    assert call(step, values)[0] == pytest.approx(expected, rel=1e-6)
+
+
+def snapshot(step):
+    return [p.asnumpy().tobytes() for p in (*step.optimizer.parameters, *step.optimizer.state().values())]
+
+
+@pytest.mark.parametrize("fp16", [False, True], ids=["fp32", "fp16"])
+def test_bad_gradients_never_reach_the_weights(cpu, world, tmp_path, fp16):
+    dtype = ms.float16 if fp16 else ms.float32
+    transformer, settings, optimizer, _ = make(cpu, world, tmp_path, dtype=dtype, accumulation=2)
+    scaler = ms.amp.DynamicLossScaler(2.0**10, 2, 1) if fp16 else None
+    step = TrainStepForFluxDevDB(transformer, optimizer, settings, loss_scaler=scaler).set_train(True)
+    good = inputs(48, 32)
+    bad = {**good, "noise": np.where(np.arange(good["noise"].size).reshape(good["noise"].shape) == 5, np.nan, good["noise"])}
+    first, last = {"boundary": np.array(False)}, {"boundary": np.array(True)}
+
+    before = snapshot(step)
+    assert call(step, {**bad, **first}).tolist() == [0, 0, 0, 0]
+    result = call(step, {**good, **last})
+    assert result[2] == 0 and not np.isfinite(result[1])
+    assert snapshot(step) == before
+    if fp16:
+        assert float(scaler.scale_value.asnumpy()) == 2.0**9
+
+    # the window after it is clean again, and its loss is the mean over both micro-steps
+    call(step, {**good, **first})
+    other = {**inputs(48, 32, seed=1), **last}
+    loss, norm, applied, _ = call(step, other)
+    assert applied == 1 and np.isfinite(norm)
+    assert snapshot(step) != before
+    assert all(np.isfinite(p.asnumpy()).all() for p in optimizer.parameters)
+    assert np.isfinite(loss) and loss > 0
+    if fp16:
+        assert float(scaler.scale_value.asnumpy()) == 2.0**10
+
+
+def test_clipping_bounds_the_step_and_reports_the_norm_before(cpu):
+    """Through a model of one weight: gradient 2 * (w - 3) = -6 at 0."""
+
+    class Line(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.w = ms.Parameter(Tensor([0.0], ms.float32), name="w")
+
+        def construct(self, x):
+            return self.w * x
+
+    class Step(TrainStepForFluxDevDB):
+        def forward(self, pictures, eps, noise, index, prompt_embeds, pooled):
+            loss = ((self.model(pictures) - eps) ** 2).sum()
+            return self.loss_scaler.scale(loss), loss
+
+    line = Line()
+    optimizer = optim.build_optimizer([line.w], OptimConfig(adam_beta1=0.0, adam_weight_decay=0.0))
+    table = np.ones(1, np.float32)
+    from flux_db.train_step import StepSettings
+
+    settings = StepSettings(
+        sigmas=table, timesteps=table, weights=table, vae_shift=0.0, vae_scale=1.0, guidance_scale=None,
+        prior_loss_weight=None, max_grad_norm=0.5,
+    )  # fmt: skip
+    step = Step(line, optimizer, settings).set_train(True)
+    one = np.ones(1, np.float32)
+    loss, norm, applied, _ = step(*(Tensor(v) for v in (one, 3 * one, one, one, one, one, one, np.float32(0.1), np.array(True)))).asnumpy()
+    assert (loss, norm, applied) == (9.0, 6.0, 1.0)
+    assert optimizer.exp_avg.asnumpy()[0] == pytest.approx(-0.5, rel=1e-5)  # clipped from -6
+    assert line.w.asnumpy()[0] == pytest.approx(0.1, rel=1e-4)
+
+
+def test_dropout_masks_come_from_the_key(cpu):
+    key = ms.Parameter(Tensor([5, 6], ms.int32), name="key", requires_grad=False)
+    cell = lora.StepDropout(0.3, layer=2, key=key).set_train(True)
+    ones = Tensor(np.ones((2, 200, 300)), ms.float32)
+    mask = cell(ones).asnumpy()
+    assert set(np.unique(mask.round(4)).tolist()) == {0.0, np.float32(1 / 0.7).round(4)}
+    assert (mask == 0).mean() == pytest.approx(0.3, abs=0.005)
+    assert (mask == 0).mean(axis=(0, 1)).std() < 0.04 and (mask == 0).mean(axis=(0, 2)).std() < 0.04
+    assert not np.array_equal(mask[0], mask[1])
+    assert np.array_equal(cell(ones).asnumpy(), mask)
+    ms.ops.assign(key, Tensor([6, 5], ms.int32))
+    assert np.array_equal(cell(ones).asnumpy(), mask[::-1])
+    other = lora.StepDropout(0.3, layer=3, key=key).set_train(True)(ones).asnumpy()
+    assert np.mean(other == mask[::-1]) < 0.7
+    assert np.array_equal(cell.set_train(False)(ones).asnumpy(), np.ones((2, 200, 300)))
+
+
+def test_lora_names_are_the_communitys_and_alpha_travels(cpu, world):
+    transformer = models.load_transformer(world.model, ms.float32)
+    config = LoraConfig(rank=4, lora_alpha=8, lora_layers="attn.to_q,ff.net.0.proj")
+    lora.inject(transformer, config, seed=0)
+    tensors = lora.to_state_dict(transformer, config)
+    assert tensors["transformer.transformer_blocks.0.attn.to_q.lora_A.weight"].shape == (4, 32)
+    assert tensors["transformer.single_transformer_blocks.1.attn.to_q.lora_B.weight"].shape == (32, 4)
+    assert tensors["transformer.transformer_blocks.1.ff.net.0.proj.alpha"] == 8
+    assert len(tensors) == (2 + 2 + 2) * 3

@@ -1,0 +1,79 @@
+"""A small world to train in: tiny model, a few pictures, their encodings; made once per test session."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from flux_db.config import Config, from_flat_dict
+from flux_db.demo_pictures import write_demo_pictures
+from flux_db.tiny_model import write_tiny_model
+
+PROMPT = "a photo of sks dog"
+
+
+@dataclass(frozen=True)
+class World:
+    folder: Path
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def pictures(self) -> Path:
+        return self.folder / "pictures"
+
+    def settings(self, output: Path, **changes) -> dict:
+        """Flags of a short run; two small LoRA layers, because compiling takes most of a test's time."""
+        return {
+            "pretrained_model_name_or_path": str(self.model),
+            "instance_data_dir": str(self.pictures),
+            "instance_prompt": PROMPT,
+            "encode_cache_dir": str(self.folder / "cache"),
+            "output_dir": str(output),
+            "resolution": 32,
+            "max_sequence_length": 16,
+            "rank": 4,
+            "lora_layers": "attn.to_q,ff.net.2",
+            "max_train_steps": 4,
+            "learning_rate": 1e-3,
+            "checkpointing_steps": 1000,
+            "dataloader_num_workers": 0,
+            "device": "CPU",
+            "report_to": "none",
+            **changes,
+        }
+
+    def config(self, output: Path, **changes) -> Config:
+        return from_flat_dict(self.settings(output, **changes))
+
+
+def make_world(folder: Path) -> World:
+    world = World(folder)
+    write_tiny_model(world.model, "tiny")
+    write_demo_pictures(world.pictures, count=3, size=64)
+    return world
+
+
+def train(config: Config) -> int:
+    """The main job in this process, as the script does it."""
+    from flux_db import pipeline, runtime
+    from flux_db.prepare import prepare
+
+    model, cache, dataset = prepare(config)
+    device = runtime.Runtime(device="CPU", dtype=runtime.DTYPES[config.runtime.mixed_precision])
+    return pipeline.train(config, device, model, cache, dataset)
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_time(rows: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def lora_bytes(output: Path) -> bytes:
+    return (output / "pytorch_lora_weights.safetensors").read_bytes()
