@@ -5,6 +5,7 @@ python train_dreambooth_lora_flux.py --config configs/demo_cpu.yaml [--flag valu
 """
 
 import sys
+from contextlib import nullcontext
 
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
@@ -20,10 +21,11 @@ def main(argv: list[str]) -> int:
     from flux_db import checkpoint, pipeline, runtime
     from flux_db.prepare import prepare
 
-    with OutputLock(config.output.output_dir):
-        checkpoint.clean_leftovers(config.output.output_dir)
-        model, cache, dataset = prepare(config)
-        device = runtime.start(config.runtime)
+    device = runtime.start(config.runtime)
+    with OutputLock(config.output.output_dir) if device.is_main else nullcontext():
+        if device.is_main:
+            checkpoint.clean_leftovers(config.output.output_dir)
+        model, cache, dataset = prepare(config, device)
         return pipeline.train(config, device, model, cache, dataset)
 
 

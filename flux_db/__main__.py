@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flux_db.cli import parse_config
+from flux_db.dataset import check_pictures
 from flux_db.errors import run_guarded
 from flux_db.preflight import check, check_files
 
@@ -38,6 +39,16 @@ def demo_pictures(argv: list[str]) -> None:
     print(arguments.folder)
 
 
+def prepare(argv: list[str]) -> None:
+    """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
+    config = parse_config(argv, checks=(check, check_files, check_pictures))
+    from flux_db import prepare, runtime
+    from flux_db.lock import OutputLock
+
+    with OutputLock(config.output.output_dir):
+        prepare.prepare(config, runtime.Runtime(device="", dtype=None))
+
+
 def encode(argv: list[str]) -> None:
     """Encode prompts and pictures into the cache; takes the trainer's flags."""
     config = parse_config(argv, checks=(check, check_files))
@@ -57,6 +68,7 @@ def class_images(argv: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tiny-model": tiny_model,
     "demo-pictures": demo_pictures,
+    "prepare": prepare,
     "encode": encode,
     "class-images": class_images,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ def _cached(path, what: str) -> dict[str, np.ndarray]:
 
 def prefetch(source: BatchSource, workers: int) -> Iterator[Batch]:
     """The source's batches in order; with workers, prepared ahead in as many threads."""
-    if workers == 0:
+    if workers == 0 or len(source) == 0:
         return iter(source)
     return dataset_of(source, workers).create_tuple_iterator(num_epochs=1, output_numpy=True)
 
@@ -116,6 +117,7 @@ def dataset_of(source: BatchSource, workers: int):
     """A MindSpore dataset of the same batches in the same order."""
     from mindspore.dataset import GeneratorDataset
 
+    workers = min(max(1, workers), os.cpu_count() or 1)  # MindSpore refuses more
     return GeneratorDataset(
-        source, list(COLUMNS), shuffle=False, num_parallel_workers=max(1, workers), python_multiprocessing=False
+        source, list(COLUMNS), shuffle=False, num_parallel_workers=workers, python_multiprocessing=False
     )

@@ -69,6 +69,23 @@ class DataConfig:
     """Send batches to the device through MindSpore's data sink. Ascend only."""
 
 
+# What diffusers' script trains by default: attention and feed-forward of both streams.
+DEFAULT_LAYERS = (
+    "attn.to_k",
+    "attn.to_q",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_k_proj",
+    "attn.add_q_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """The LoRA to train"""
@@ -87,6 +104,13 @@ class LoraConfig:
     def alpha(self) -> float:
         """lora_alpha, or the rank where it is not given."""
         return float(self.rank) if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names in --lora_layers, or the default ones."""
+        if self.lora_layers is None:
+            return DEFAULT_LAYERS
+        return tuple(name.strip() for name in self.lora_layers.split(",") if name.strip())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,32 +16,9 @@ from flux_db.stream import Purpose, generator
 
 ADAPTER = "default"
 
-# What diffusers' script trains by default: attention and feed-forward of both streams.
-DEFAULT_LAYERS = (
-    "attn.to_k",
-    "attn.to_q",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.add_k_proj",
-    "attn.add_q_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
-    "ff.net.0.proj",
-    "ff.net.2",
-    "ff_context.net.0.proj",
-    "ff_context.net.2",
-)
-
-
-def target_layers(config: LoraConfig) -> list[str]:
-    """The module names asked for."""
-    if config.lora_layers is None:
-        return list(DEFAULT_LAYERS)
-    return [name.strip() for name in config.lora_layers.split(",") if name.strip()]
-
 
 def inject(transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1) -> Parameter | None:
-    """Give the transformer a trainable LoRA in fp32. Returns what dropout masks hang on, if there are any: [samples]."""
+    """Give the transformer a trainable LoRA in fp32. Returns what dropout masks hang on, if there is dropout: [samples]."""
     with quiet():
         from mindone.peft import LoraConfig as PeftConfig
 
@@ -50,7 +27,7 @@ def inject(transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1
                 r=config.rank,
                 lora_alpha=config.alpha,
                 init_lora_weights="gaussian",
-                target_modules=target_layers(config),
+                target_modules=list(config.layers),
             ),
             ADAPTER,
         )
@@ -83,7 +60,7 @@ def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.
 
 
 def to_state_dict(transformer: nn.Cell, config: LoraConfig) -> dict[str, np.ndarray]:
-    """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha, which all loaders read."""
+    """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha: all loaders read it."""
     tensors = {f"transformer.{name}.weight": p.asnumpy().copy() for name, p in parameters(transformer).items()}
     if config.alpha != config.rank:
         modules = {name.rsplit(".", 2)[0] for name in tensors}

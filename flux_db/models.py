@@ -125,7 +125,7 @@ def load_tokenizers(folder: Path) -> tuple[Any, Any]:
 
 
 def training_table(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(sigmas, timesteps), each [T] in 0..1: the noise levels that training draws from, as the scheduler defines them."""
+    """(sigmas, timesteps), each [T] in 0..1: the noise levels that training draws from, as the scheduler has them."""
     scheduler = load_scheduler(folder)
     count = scheduler.config.num_train_timesteps
     sigmas = np.asarray(scheduler.sigmas.asnumpy(), np.float32)[:count]

@@ -11,6 +11,7 @@ from flux_db.config import Config
 from flux_db.console import say
 from flux_db.dataset import Dataset
 from flux_db.encode import Cache
+from flux_db.errors import UserError
 from flux_db.export import FILE_NAME
 from flux_db.report import Reporter
 from flux_db.runtime import Runtime
@@ -28,6 +29,11 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
     }
     start = find_start(config, runtime, fingerprints)
     training = build(config, runtime, model, dataset)
+    if start and start.step > training.total_steps:
+        raise UserError(
+            f"--resume_from_checkpoint: {start.folder} is at step {start.step}, beyond the {training.total_steps} steps "
+            "of this run; give a larger --max_train_steps, or an earlier checkpoint"
+        )
     progress = state.from_files(start.files, training) if start else Progress()
     trainer = Trainer(
         config=config,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flux_db.config import Config, to_flat_dict
+from flux_db.config import Config, LoraConfig, to_flat_dict
 from flux_db.errors import did_you_mean
 
 # FLUX.1's VAE shrinks by 8, and the transformer takes 2 x 2 latents as one token.
@@ -22,6 +22,9 @@ LARGEST_MODE_SCALE = 2 / (math.pi - 2)
 
 # How the stand-in for a large file begins in a git clone made without LFS.
 LFS_POINTER = b"version https://git-lfs"
+
+# No header of weights is near this size; a file that claims more is not read.
+HEADER_LIMIT = 100 * 2**20
 
 # What a number must be, the test for it, and the flags it is asked of. Unset flags are left out.
 BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -123,16 +126,51 @@ def _model_problems(config: Config) -> list[str]:
     name = config.model.pretrained_model_name_or_path
     if os.path.exists(name) or _looks_local(name):
         problems = _reading_problems("pretrained_model_name_or_path", name)
-        return problems or [
-            f"--pretrained_model_name_or_path {name}: {problem}"
-            for problem in (
-                *_missing_parts(Path(name), config.model.variant),
-                *_wrong_resolution(Path(name), config.data.resolution),
-            )
-        ]
+        return problems or check_model(Path(name), config)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return []
     return [f"--pretrained_model_name_or_path {name}: neither a folder nor a name on the hub of the form owner/model"]
+
+
+def check_model(folder: Path, config: Config) -> list[str]:
+    """Problems of a model folder for this run; a name on the hub has one only after the download."""
+    problems = [
+        f"--pretrained_model_name_or_path {folder}: {problem}"
+        for problem in (
+            *_missing_parts(folder, config.model.variant),
+            *_wrong_resolution(folder, config.data.resolution),
+        )
+    ]
+    return problems or _unmatched_layers(folder / "transformer", config.lora)
+
+
+def _unmatched_layers(part: Path, config: LoraConfig) -> list[str]:
+    """Layers asked for that the transformer does not have; read from the headers of its weight files."""
+    if config.lora_layers is None:
+        return []
+    modules = {
+        name.removesuffix(".weight")
+        for file in part.glob("*.safetensors")
+        for name, entry in _safetensors_header(file).items()
+        if name.endswith(".weight") and len(entry.get("shape", ())) == 2
+    }
+    if not modules:
+        return []  # not for this check to tell: a damaged file shows when it is loaded
+    endings = {".".join(name.split(".")[i:]) for name in modules for i in range(name.count(".") + 1)}
+    return [
+        f"--lora_layers {layer}: no linear layer of the transformer has this name{did_you_mean(layer, endings)}"
+        for layer in config.layers
+        if layer not in endings
+    ]
+
+
+def _safetensors_header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            return json.loads(stream.read(min(length, HEADER_LIMIT)))
+    except (OSError, ValueError):
+        return {}
 
 
 def _looks_local(name: str) -> bool:

@@ -14,28 +14,41 @@ from flux_db.console import say
 from flux_db.dataset import Dataset, read_dataset, sound_class_pictures
 from flux_db.encode import Cache
 from flux_db.errors import UserError
+from flux_db.preflight import check_model
+from flux_db.runtime import Runtime
 
 CONFIG_NAME = "config.yaml"
 
 
-def prepare(config: Config) -> tuple[Path, Cache, Dataset]:
-    """The model's folder, the filled cache, and the data. Encoders are loaded only for what the cache lacks."""
-    output = Path(config.output.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    write_file(output / CONFIG_NAME, to_yaml(config).encode())
+def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
+    """The model's folder, the filled cache, and the data. Encoders are loaded only for what the cache lacks.
+
+    With several cards everything must have been prepared before: no rank waits while another encodes.
+    """
+    if runtime.is_main:
+        write_file(Path(config.output.output_dir, CONFIG_NAME), to_yaml(config).encode())
     model = models.locate(config.model)
+    if problems := check_model(model, config):
+        raise UserError(problems)
     cache = encode.open_cache(config, model)
     dataset, warnings = read_dataset(config)
-    for warning in warnings:
-        say(f"warning: {warning}")
-    if config.data.with_prior_preservation and len(dataset.class_samples) < config.data.num_class_images:
+    if runtime.is_main:
+        for warning in warnings:
+            say(f"warning: {warning}")
+    lacks_class = config.data.with_prior_preservation and len(dataset.class_samples) < config.data.num_class_images
+    if lacks_class and runtime.world_size == 1:
         _run("class-images", config)
         dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)
+    if runtime.world_size > 1 and (work or lacks_class):
+        raise UserError(
+            "--distributed: not everything is encoded yet; run python -m flux_db prepare with the same flags first "
+            "(without msrun)"
+        )
     if work:
         say(f"Encoding {work.describe()} in a process of its own; stored in {cache.folder}")
         _run("encode", config)
-    else:
+    elif runtime.is_main:
         say("Prompts and pictures are already encoded: no encoder is loaded")
     return model, cache, dataset
 

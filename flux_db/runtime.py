@@ -76,7 +76,7 @@ def _join(config: RuntimeConfig) -> tuple[int, int]:
     if not config.distributed:
         return 0, 1
     if "MS_ROLE" not in os.environ and "RANK_TABLE_FILE" not in os.environ:
-        raise UserError("--distributed: this process was not started by msrun; see scripts/, or leave the flag out")
+        raise UserError("--distributed: this process was not started by msrun; start it so, or leave the flag out")
     init()
     # mindone's TrainStep looks at the mode when it is built
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)

@@ -99,7 +99,7 @@ class TrainStepForFluxDevDB(TrainStep):
         """Latent moments of a batch, from the cache or by the VAE inside the graph."""
         if self.vae is None:
             return pictures
-        return ops.stop_gradient(self.vae.encode(pictures.astype(self.dtype))[0]).astype(ms.float32)
+        return ops.stop_gradient(self.vae.encode(pictures)[0])
 
     def forward(self, pictures, eps, noise, index, prompt_embeds, pooled):
         sigma = self.sigmas[index]

@@ -20,7 +20,6 @@ from flux_db.batches import BatchSource, dataset_of, prefetch
 from flux_db.build import Training
 from flux_db.config import Config, to_flat_dict
 from flux_db.console import say, stage
-from flux_db.errors import UserError
 from flux_db.interrupt import StopRequest
 from flux_db.report import Metrics, Reporter
 from flux_db.runtime import Runtime
@@ -197,7 +196,7 @@ class Trainer:
             write_file(path, export.lora_file(weights, self.config, steps=self.progress.step, precision=precision))
         except OSError as problem:
             raise TrainingFailed(
-                f"{path} could not be written: {problem}. The same weights are in {self.last_checkpoint or 'no checkpoint'}"
+                f"{path} could not be written: {problem}. Kept: {self.last_checkpoint or 'no checkpoint'}"
             ) from problem
 
     def _interrupted(self) -> None:
@@ -261,10 +260,5 @@ def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -
         world_size_new=runtime.world_size,
     )
     checkpoint.refuse_changes(changes, config.output.changes_allowed)
-    if config.optim.max_train_steps is not None and found.step >= config.optim.max_train_steps:
-        raise UserError(
-            f"--max_train_steps {config.optim.max_train_steps}: {found.folder} is already at step {found.step}; "
-            "give a larger number to train on"
-        )
     say(f"Going on from {found.folder}")
     return found

@@ -14,7 +14,7 @@ from flux_db import flow, lora, models, optim
 from flux_db.build import step_settings
 from flux_db.config import LoraConfig, OptimConfig
 from flux_db.stream import Purpose, generator
-from flux_db.train_step import TrainStepForFluxDevDB
+from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
 
 ROWS, CHANNELS, SIDE, TOKENS = 2, 16, 4, 8
 
@@ -47,7 +47,9 @@ def make(cpu, world, tmp_path, *, scheme="none", layers="attn.to_q", **changes):
     key = lora.inject(transformer, config.lora, 0, ROWS)
     for name, parameter in lora.parameters(transformer).items():
         if name.endswith("lora_B"):
-            parameter.set_data(Tensor(generator(1, len(name), Purpose.LORA).standard_normal(parameter.shape, np.float32)))
+            parameter.set_data(
+                Tensor(generator(1, len(name), Purpose.LORA).standard_normal(parameter.shape, np.float32))
+            )
     settings = dataclasses.replace(step_settings(config, runtime, world.model, prior=False), **changes)
     optimizer = optim.build_optimizer(list(lora.parameters(transformer).values()), config.optim)
     return transformer, settings, optimizer, key
@@ -55,7 +57,7 @@ def make(cpu, world, tmp_path, *, scheme="none", layers="attn.to_q", **changes):
 
 def velocity(transformer, settings, values):
     """What the transformer answers, called directly on inputs made in numpy."""
-    x_0, x_t, _ = noised(settings, values)
+    _, x_t, _ = noised(settings, values)
     b, c, h, w = x_t.shape
     tokens = x_t.reshape(b, c, h // 2, 2, w // 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
     guidance = None if settings.guidance_scale is None else Tensor(np.full(b, settings.guidance_scale, np.float32))
@@ -138,7 +140,10 @@ def test_bad_gradients_never_reach_the_weights(cpu, world, tmp_path, fp16):
     scaler = ms.amp.DynamicLossScaler(2.0**10, 2, 1) if fp16 else None
     step = TrainStepForFluxDevDB(transformer, optimizer, settings, loss_scaler=scaler).set_train(True)
     good = inputs(48, 32)
-    bad = {**good, "noise": np.where(np.arange(good["noise"].size).reshape(good["noise"].shape) == 5, np.nan, good["noise"])}
+    bad = {
+        **good,
+        "noise": np.where(np.arange(good["noise"].size).reshape(good["noise"].shape) == 5, np.nan, good["noise"]),
+    }
     first, last = {"boundary": np.array(False)}, {"boundary": np.array(True)}
 
     before = snapshot(step)
@@ -180,15 +185,15 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before(cpu):
     line = Line()
     optimizer = optim.build_optimizer([line.w], OptimConfig(adam_beta1=0.0, adam_weight_decay=0.0))
     table = np.ones(1, np.float32)
-    from flux_db.train_step import StepSettings
-
     settings = StepSettings(
         sigmas=table, timesteps=table, weights=table, vae_shift=0.0, vae_scale=1.0, guidance_scale=None,
         prior_loss_weight=None, max_grad_norm=0.5,
     )  # fmt: skip
     step = Step(line, optimizer, settings).set_train(True)
     one = np.ones(1, np.float32)
-    loss, norm, applied, _ = step(*(Tensor(v) for v in (one, 3 * one, one, one, one, one, one, np.float32(0.1), np.array(True)))).asnumpy()
+    loss, norm, applied, _ = step(
+        *(Tensor(v) for v in (one, 3 * one, one, one, one, one, one, np.float32(0.1), np.array(True)))
+    ).asnumpy()
     assert (loss, norm, applied) == (9.0, 6.0, 1.0)
     assert optimizer.exp_avg.asnumpy()[0] == pytest.approx(-0.5, rel=1e-5)  # clipped from -6
     assert line.w.asnumpy()[0] == pytest.approx(0.1, rel=1e-4)

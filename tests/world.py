@@ -62,8 +62,8 @@ def train(config: Config) -> int:
     from flux_db import pipeline, runtime
     from flux_db.prepare import prepare
 
-    model, cache, dataset = prepare(config)
     device = runtime.Runtime(device="CPU", dtype=runtime.DTYPES[config.runtime.mixed_precision])
+    model, cache, dataset = prepare(config, device)
     return pipeline.train(config, device, model, cache, dataset)
 
 
