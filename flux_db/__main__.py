@@ -10,6 +10,7 @@ from pathlib import Path
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
 from flux_db.errors import run_guarded
+from flux_db.interrupt import default_signals
 from flux_db.preflight import check, check_files
 
 
@@ -75,6 +76,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 
 def main(argv: list[str]) -> int:
+    default_signals()
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m flux_db COMMAND [flags]\n\ncommands (each has --help):")
         print("\n".join(f"  {name:14} {command.__doc__}" for name, command in COMMANDS.items()))

@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tqdm import tqdm
+
 HEARTBEAT_SECONDS = 20.0
 
 
 def say(text: str) -> None:
-    """One line for the person at the terminal; on stderr, so that stdout stays free for results."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for the person at the terminal, above any progress bar; on stderr, so that stdout is free for results."""
+    tqdm.write(text, file=sys.stderr)
+    sys.stderr.flush()
 
 
 @contextmanager

@@ -1,33 +1,59 @@
-"""Ctrl-C and SIGTERM: the first lets the current step finish, the second Ctrl-C leaves at once."""
+"""Ctrl-C and SIGTERM: while training, the first lets the current step finish; at any other time the program leaves.
+
+MindSpore answers a Ctrl-C inside a graph by sending itself SIGTERM. So the signals are blocked before any library starts
+threads, which inherit that, and one thread waits for them.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
-from types import FrameType, TracebackType
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flux_db.console import say
 
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
 
 class StopRequest:
-    """While active, `signal` tells which signal asked the run to stop, if any."""
+    """`signal` tells which signal asked the run to stop, if any."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._finishes_step = False
 
-    def __enter__(self) -> StopRequest:
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+    def listen(self) -> StopRequest:
+        """Take the signals from now on; to be called before numpy and MindSpore are imported."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        threading.Thread(target=self._wait, daemon=True).start()
         return self
 
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
-        say(f"\n{self.signal.name}: finishing this step, then saving (Ctrl-C again leaves at once)")
+    @contextmanager
+    def finishing_steps(self) -> Iterator[None]:
+        """In this block a signal is only noted: the loop stops at its next good moment."""
+        self._finishes_step = True
+        try:
+            yield
+        finally:
+            self._finishes_step = False
 
     @property
     def exit_code(self) -> int:
         return 128 + self.signal if self.signal else 0
+
+    def _wait(self) -> None:
+        while True:
+            number = signal.Signals(signal.sigwait(SIGNALS))
+            again = self.signal is not None and number == signal.SIGINT
+            if again or not self._finishes_step:
+                # At once: what is on disk is whole at any moment, and the lock ends with the process.
+                os._exit(128 + number)
+            self.signal = number
+            say(f"{number.name}: finishing this step, then saving (Ctrl-C again leaves at once)")
+
+
+def default_signals() -> None:
+    """For a process started by one that blocks them: it would inherit that."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

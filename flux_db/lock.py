@@ -28,6 +28,11 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+def is_first_process() -> bool:
+    """False for the scheduler that msrun starts and for every worker but the first: those do not take the lock."""
+    return os.environ.get("MS_ROLE") != "MS_SCHED" and os.environ.get("RANK_ID", "0") == "0"
+
+
 class OutputLock:
     """Holds the folder while the `with` block runs. The lock ends with the process, however it ends.
 

@@ -18,7 +18,7 @@ ADAPTER = "default"
 
 
 def inject(transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1) -> Parameter | None:
-    """Give the transformer a trainable LoRA in fp32. Returns what dropout masks hang on, if there is dropout: [samples]."""
+    """Give the transformer a trainable LoRA in fp32. Returns what dropout masks hang on, [samples], or None."""
     with quiet():
         from mindone.peft import LoraConfig as PeftConfig
 

@@ -13,6 +13,7 @@ from flux_db.dataset import Dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
 from flux_db.export import FILE_NAME
+from flux_db.interrupt import StopRequest
 from flux_db.report import Reporter
 from flux_db.runtime import Runtime
 from flux_db.sample import Sampler
@@ -21,7 +22,7 @@ from flux_db.trainer import Trainer, TrainingFailed, find_start
 from flux_db.validate import Validator
 
 
-def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset) -> int:
+def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset, stop: StopRequest) -> int:
     """Train to the end; returns the exit code."""
     fingerprints = {
         "model_fingerprint": models.fingerprint(model, ("transformer", "vae", "scheduler")) + cache.text_model,
@@ -31,8 +32,8 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
     training = build(config, runtime, model, dataset)
     if start and start.step > training.total_steps:
         raise UserError(
-            f"--resume_from_checkpoint: {start.folder} is at step {start.step}, beyond the {training.total_steps} steps "
-            "of this run; give a larger --max_train_steps, or an earlier checkpoint"
+            f"--resume_from_checkpoint: {start.folder} is at step {start.step}, beyond this run's "
+            f"{training.total_steps} steps; give a larger --max_train_steps, or an earlier checkpoint"
         )
     progress = state.from_files(start.files, training) if start else Progress()
     trainer = Trainer(
@@ -50,7 +51,7 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
         if runtime.is_main and config.validation.validation_prompt:
             sampler = Sampler(model, training.transformer, runtime.dtype, config.model.variant)
             validator = Validator(config, cache, sampler, reporter)
-        code = trainer.run(reporter, validator)
+        code = trainer.run(reporter, validator, stop)
     except TrainingFailed as problem:
         say(f"error: {problem}")
         return 1

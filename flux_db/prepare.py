@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flux_db import encode, models
+from flux_db import checkpoint, encode, models
 from flux_db.atomic import write_file
 from flux_db.cli import to_yaml
 from flux_db.config import Config
@@ -26,6 +26,7 @@ def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
     With several cards everything must have been prepared before: no rank waits while another encodes.
     """
     if runtime.is_main:
+        checkpoint.clean_leftovers(config.output.output_dir)
         write_file(Path(config.output.output_dir, CONFIG_NAME), to_yaml(config).encode())
     model = models.locate(config.model)
     if problems := check_model(model, config):

@@ -72,6 +72,10 @@ class Sampler:
             self.transformer.set_train(was_training)
 
     def _draw_batch(self, requests: Sequence[Request], settings: SampleSettings) -> list[Image.Image]:
+        return [to_picture(p) for p in self.pixels(requests, settings)]
+
+    def pixels(self, requests: Sequence[Request], settings: SampleSettings) -> np.ndarray:
+        """One batch of pictures before rounding: [N, 3, H, W], white is 1 and black is -1."""
         # every batch is full, so that there is one compiled shape
         padded = [*requests, *[requests[-1]] * (settings.batch - len(requests))]
         h, w = settings.height // self.factor, settings.width // self.factor
@@ -91,7 +95,7 @@ class Sampler:
         )[0]
         latents = flow.unpack(tokens.astype(ms.float32), h, w) / self.vae.config.scaling_factor
         pixels = self.vae.decode(latents + self.vae.config.shift_factor, return_dict=False)[0].asnumpy()
-        return [to_picture(p) for p in pixels[: len(requests)]]
+        return pixels[: len(requests)]
 
 
 def to_picture(pixels: np.ndarray) -> Image.Image:

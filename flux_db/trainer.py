@@ -66,12 +66,12 @@ class Trainer:
 
     # --- the loop ---
 
-    def run(self, reporter: Reporter, validator: Validator | None) -> int:
+    def run(self, reporter: Reporter, validator: Validator | None, stop: StopRequest) -> int:
         """Train to the end. Returns the exit code: 0, or 128 + signal if a signal stopped the run."""
         self.reporter, self.validator = reporter, validator
         self._note("running")
         try:
-            with StopRequest() as stop:
+            with stop.finishing_steps():
                 self._loop(stop)
             if stop.signal:
                 self._interrupted()
@@ -201,6 +201,7 @@ class Trainer:
 
     def _interrupted(self) -> None:
         self._note("interrupted")
+        self.reporter.close()
         if self.runtime.is_main:
             say(f"Stopped after step {self.progress.step}; saved as {self.last_checkpoint}. To go on:")
             say("  " + resume_command(self.config, sys.argv))

@@ -60,11 +60,12 @@ def make_world(folder: Path) -> World:
 def train(config: Config) -> int:
     """The main job in this process, as the script does it."""
     from flux_db import pipeline, runtime
+    from flux_db.interrupt import StopRequest
     from flux_db.prepare import prepare
 
     device = runtime.Runtime(device="CPU", dtype=runtime.DTYPES[config.runtime.mixed_precision])
     model, cache, dataset = prepare(config, device)
-    return pipeline.train(config, device, model, cache, dataset)
+    return pipeline.train(config, device, model, cache, dataset, StopRequest())
 
 
 def metrics(output: Path) -> list[dict]:

@@ -1,0 +1,174 @@
+"""What is compared with diffusers on torch: the inputs, as functions of a seed, and the stored reference results.
+
+Neither MindSpore nor torch is imported here: `scripts/make_golden.py` computes the reference from these inputs with
+torch, and `selftest.py` computes the same with MindSpore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, load_file, save_file
+
+from flux_db.errors import UserError
+from flux_db.stream import Purpose, generator
+from flux_db.tiny_model import write_tiny_model
+
+FOLDER = Path(__file__).parents[1] / "tests" / "golden"
+ARRAYS, FACTS = "reference.safetensors", "reference.json"
+
+SEED = 20240801
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+PROMPTS = (
+    "a photo of sks dog",
+    "An oil painting of THREE small robots, zażółć gęślą jaźń 123, near a river; high quality, " + "very fluffy " * 60,
+)
+TEXT_LENGTH = 512
+"""Tokens that T5 sees: distances up to 511 meet every relative-position bucket."""
+
+PIXELS = 64
+CHANNELS, SIDE = 16, 8  # of the tiny model's latent at that size
+T5_WIDTH, CLIP_WIDTH = 48, 32
+
+SCHEMES = ("none", "sigma_sqrt", "logit_normal", "mode", "cosmap")
+DENSITY = {"logit_mean": 0.2, "logit_std": 1.1, "mode_scale": 1.29}
+GUIDANCE = 3.5
+PRIOR_WEIGHT = 0.7
+
+RANK, ALPHA = 4, 6.0
+BATCH, TOKENS, STEPS = 4, 24, 20
+OPTIMIZER = {
+    "learning_rate": 1e-3,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_weight_decay": 1e-2,
+    "adam_epsilon": 1e-8,
+    "max_grad_norm": 0.9,
+}
+
+SCHEDULE_STEPS = 100
+SCHEDULES = (
+    {"lr_scheduler": "constant"},
+    {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 10},
+    {"lr_scheduler": "linear", "lr_warmup_steps": 7},
+    {"lr_scheduler": "cosine", "lr_warmup_steps": 10},
+    {"lr_scheduler": "cosine_with_restarts", "lr_warmup_steps": 10, "lr_num_cycles": 3},
+    {"lr_scheduler": "polynomial", "lr_warmup_steps": 5, "lr_power": 2.0},
+)
+
+SAMPLINGS = ((4, 16), (28, 1024), (50, 4096))
+"""(steps, image tokens): the noise levels of sampling depend on both."""
+PICTURE_STEPS = 4
+
+
+# --- inputs ------------------------------------------------------------------------------------------------------
+
+
+def normal(name: str, *shape: int) -> np.ndarray:
+    """Standard normal numbers that belong to a name."""
+    return _generator(name).standard_normal(shape, np.float32)
+
+
+def _generator(name: str) -> np.random.Generator:
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return generator(SEED, key, Purpose.SAMPLE)
+
+
+def pixels() -> np.ndarray:
+    """[2, 3, H, W] in -1..1"""
+    return np.clip(0.5 * normal("pixels", 2, 3, PIXELS, PIXELS), -1.0, 1.0)
+
+
+def latents() -> np.ndarray:
+    """[1, C, h, w] as the VAE decodes them."""
+    return normal("latents", 1, CHANNELS, SIDE, SIDE)
+
+
+def batch(number: int) -> dict[str, np.ndarray]:
+    """Batch of training step `number`, in the order that the step takes them."""
+    name = f"batch {number}"
+    shape = (BATCH, CHANNELS, SIDE, SIDE)
+    mean, logvar = normal(f"{name} mean", *shape), normal(f"{name} logvar", *shape)
+    return {
+        "pictures": np.concatenate([3.0 * mean, logvar - 4.0], axis=1),
+        "eps": normal(f"{name} eps", *shape),
+        "noise": normal(f"{name} noise", *shape),
+        "index": _generator(f"{name} index").integers(0, 1000, BATCH).astype(np.int32),
+        "prompt_embeds": normal(f"{name} prompt_embeds", BATCH, TOKENS, T5_WIDTH),
+        "pooled": normal(f"{name} pooled", BATCH, CLIP_WIDTH),
+    }
+
+
+def picture_noise() -> np.ndarray:
+    """[C, h, w] where the sampled picture starts; drawn as `sample.py` draws it for picture 0."""
+    return generator(SEED, 0, Purpose.SAMPLE).standard_normal((CHANNELS, SIDE, SIDE), np.float32)
+
+
+def lora_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """A LoRA by file key. B is not zero, so that every tensor has a gradient."""
+    scale = {"A": 1.0 / RANK, "B": 0.1}
+    return {
+        key: np.float32(scale["B" if ".lora_B." in key else "A"]) * normal(key, *shape) for key, shape in shapes.items()
+    }
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """Tells whether another machine or numpy draws the same inputs."""
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+def all_inputs() -> list[np.ndarray]:
+    batches = [value for number in range(STEPS) for value in batch(number).values()]
+    return [pixels(), latents(), picture_noise(), *batches]
+
+
+def write_models(folder: Path) -> tuple[Path, Path]:
+    """The tiny model, and the same without guidance embedding, as FLUX.1-schnell is."""
+    with_guidance, without = folder / "dev", folder / "schnell"
+    write_tiny_model(with_guidance, "tiny")
+    shutil.copytree(with_guidance, without)
+    config = without / "transformer" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"guidance_embeds": False}))
+    weights = without / "transformer" / "diffusion_pytorch_model.safetensors"
+    kept = {name: value for name, value in load_file(weights).items() if "guidance_embedder" not in name}
+    save_file(kept, weights, {"format": "pt"})
+    return with_guidance, without
+
+
+# --- reference ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What diffusers on torch computed."""
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any]
+
+    def part(self, prefix: str) -> dict[str, np.ndarray]:
+        """The arrays whose names start so, by the rest of their names."""
+        found = {name: value for name, value in self.arrays.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): value for name, value in found.items()}
+
+
+def read(folder: Path = FOLDER) -> Reference:
+    try:
+        return Reference(load((folder / ARRAYS).read_bytes()), json.loads((folder / FACTS).read_text()))
+    except (OSError, SafetensorError, ValueError) as problem:
+        raise UserError(
+            f"{folder}: the reference results are not there or damaged ({problem}); they are part of the source tree: "
+            "run this in a checkout of the repository"
+        ) from problem

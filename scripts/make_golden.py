@@ -1,0 +1,191 @@
+"""Make tests/golden: what diffusers on torch computes with the tiny model from fixed inputs.
+
+Runs in an environment with the `interop` extra: `bash scripts/test.sh --interop` makes one in .venv-interop.
+    PYTHONPATH=. .venv-interop/bin/python scripts/make_golden.py [FOLDER]
+The same versions give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch_reference as reference  # first: it decides how torch computes
+
+# isort: split
+import torch
+from diffusers import FluxPipeline
+from diffusers.optimization import get_scheduler
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
+from diffusers.training_utils import compute_density_for_timestep_sampling
+from safetensors.numpy import save
+from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
+
+from flux_db import golden
+from flux_db.config import DEFAULT_LAYERS
+
+Arrays = dict[str, np.ndarray]
+
+
+def main(folder: Path) -> None:
+    reference.start()
+    with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
+        dev, schnell = golden.write_models(Path(temporary))
+        arrays: Arrays = {}
+        arrays |= encoders(dev)
+        arrays |= scheduler_tables(dev)
+        arrays |= densities()
+        arrays |= losses(dev, schnell, arrays)
+        trainee = reference.Trainee(dev)
+        reference.add_lora(trainee.transformer, DEFAULT_LAYERS, golden.RANK, golden.ALPHA)
+        weights = golden.lora_weights({k: tuple(v.shape) for k, v in reference.lora_state(trainee.transformer).items()})
+        reference.set_lora(trainee.transformer, weights)
+        arrays["transformer.lora"] = answer(trainee)
+        arrays["picture"] = picture(dev, trainee, arrays)
+        names = [name for name, _ in trainee.transformer.named_parameters()]
+        keys = list(reference.lora_state(trainee.transformer))
+        arrays |= training(trainee)
+        arrays |= schedules()
+    facts = {
+        "versions": reference.versions(),
+        "inputs": golden.digest([*golden.all_inputs(), *(weights[key] for key in sorted(weights))]),
+        "parameter_names": sorted(names),
+        "lora_keys": sorted(keys),
+    }
+    write(folder, arrays, facts)
+
+
+def write(folder: Path, arrays: Arrays, facts: dict) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # one entry only: the library writes several in an order of its own each time
+    about = {"versions": json.dumps(facts["versions"], sort_keys=True)}
+    contiguous = {name: np.ascontiguousarray(value) for name, value in sorted(arrays.items())}
+    (folder / golden.ARRAYS).write_bytes(save(contiguous, about))
+    (folder / golden.FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+
+
+def encoders(model: Path) -> Arrays:
+    clip_tokenizer = CLIPTokenizer.from_pretrained(model, subfolder="tokenizer")
+    t5_tokenizer = T5TokenizerFast.from_pretrained(model, subfolder="tokenizer_2")
+    fill = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    clip_ids = clip_tokenizer(list(golden.PROMPTS), max_length=77, **fill).input_ids
+    t5_ids = t5_tokenizer(list(golden.PROMPTS), max_length=golden.TEXT_LENGTH, **fill).input_ids
+    clip = CLIPTextModel.from_pretrained(model, subfolder="text_encoder").eval()
+    t5 = T5EncoderModel.from_pretrained(model, subfolder="text_encoder_2").eval()
+    vae = reference.load_vae(model)
+    return {
+        "ids.clip": clip_ids.numpy().astype(np.int32),
+        "ids.t5": t5_ids.numpy().astype(np.int32),
+        "clip": clip(clip_ids, output_hidden_states=False).pooler_output.numpy(),
+        "t5": t5(t5_ids, output_hidden_states=False)[0].numpy(),
+        "vae.moments": vae.encode(torch.tensor(golden.pixels())).latent_dist.parameters.numpy(),
+        "vae.decoded": vae.decode(torch.tensor(golden.latents()), return_dict=False)[0].numpy(),
+    }
+
+
+def scheduler_tables(model: Path) -> Arrays:
+    scheduler = reference.load_scheduler(model)
+    tables = {
+        "training.sigmas": scheduler.sigmas.numpy(),
+        "training.timesteps": scheduler.timesteps.numpy(),
+        "position_ids": FluxPipeline._prepare_latent_image_ids(1, 6, 4, "cpu", torch.float32).numpy(),
+        "packed": FluxPipeline._pack_latents(
+            torch.tensor(golden.latents()), 1, golden.CHANNELS, golden.SIDE, golden.SIDE
+        ).numpy(),
+    }
+    for steps, tokens in golden.SAMPLINGS:
+        scheduler = reference.load_scheduler(model)
+        c = scheduler.config
+        mu = calculate_shift(tokens, c.base_image_seq_len, c.max_image_seq_len, c.base_shift, c.max_shift)
+        retrieve_timesteps(scheduler, steps, "cpu", sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+        tables[f"sampling.{steps}.{tokens}.sigmas"] = scheduler.sigmas.numpy()
+        tables[f"sampling.{steps}.{tokens}.timesteps"] = scheduler.timesteps.numpy()
+    return tables
+
+
+def densities() -> Arrays:
+    """Per scheme: the raw random numbers, what diffusers makes of them, and the timestep indices of a batch."""
+    found: Arrays = {}
+    for number, scheme in enumerate(golden.SCHEMES):
+        count = 32
+        generator = torch.Generator().manual_seed(number)
+        if scheme == "logit_normal":
+            mean, std = golden.DENSITY["logit_mean"], golden.DENSITY["logit_std"]
+            raw = torch.normal(mean, std, (count,), generator=generator)
+        else:
+            raw = torch.rand((count,), generator=generator)
+        u = compute_density_for_timestep_sampling(
+            scheme, count, **golden.DENSITY, generator=torch.Generator().manual_seed(number)
+        )
+        found[f"density.{scheme}.raw"], found[f"density.{scheme}.u"] = raw.numpy(), u.numpy()
+        found[f"density.{scheme}.index"] = (u * 1000).long().numpy().astype(np.int32)
+    return found
+
+
+def losses(dev: Path, schnell: Path, arrays: Arrays) -> Arrays:
+    """[guidance, scheme, prior]"""
+    table = np.zeros((2, len(golden.SCHEMES), 2))
+    answers = {}
+    for row, (name, model) in enumerate({"dev": dev, "schnell": schnell}.items()):
+        trainee = reference.Trainee(model)
+        answers[f"transformer.{name}"] = answer(trainee)
+        for column, scheme in enumerate(golden.SCHEMES):
+            batch = golden.batch(0) | {"index": arrays[f"density.{scheme}.index"][: golden.BATCH]}
+            for place, prior in enumerate((None, golden.PRIOR_WEIGHT)):
+                table[row, column, place] = trainee.loss(batch, scheme, golden.GUIDANCE, prior).item()
+    return answers | {"losses": table}
+
+
+def answer(trainee: reference.Trainee) -> np.ndarray:
+    return trainee.predict(golden.batch(0), golden.GUIDANCE)[0].numpy()
+
+
+def picture(model: Path, trainee: reference.Trainee, arrays: Arrays) -> np.ndarray:
+    pipe = reference.pipeline(model, trainee.transformer)
+    return reference.draw(
+        pipe, arrays["t5"][0], arrays["clip"][0], golden.picture_noise(), golden.PICTURE_STEPS, golden.GUIDANCE
+    )
+
+
+@torch.enable_grad()
+def training(trainee: reference.Trainee) -> Arrays:
+    trainee.transformer.train()
+    trainee.loss(golden.batch(0), guidance_scale=golden.GUIDANCE).backward()
+    gradients = reference.lora_gradients(trainee.transformer)
+    trainee.transformer.zero_grad()
+    batches = [golden.batch(number) for number in range(golden.STEPS)]
+    course = np.array(trainee.train(batches, golden.OPTIMIZER, guidance_scale=golden.GUIDANCE))
+    return {
+        **{f"gradient.{name}": value for name, value in gradients.items()},
+        "adamw.loss": course[:, 0],
+        "adamw.norm": course[:, 1],
+    }
+
+
+def schedules() -> Arrays:
+    found = {}
+    for settings in golden.SCHEDULES:
+        name, base = settings["lr_scheduler"], golden.OPTIMIZER["learning_rate"]
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=base)
+        scheduler = get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=settings.get("lr_warmup_steps", 0),
+            num_training_steps=golden.SCHEDULE_STEPS,
+            num_cycles=settings.get("lr_num_cycles", 1),
+            power=settings.get("lr_power", 1.0),
+        )
+        rates = []
+        for _ in range(golden.SCHEDULE_STEPS):
+            rates.append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            scheduler.step()
+        found[f"schedule.{name}"] = np.array(rates)
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else golden.FOLDER)

@@ -1,0 +1,202 @@
+"""diffusers on torch, as functions: what MindSpore is compared with. Runs in an environment with the `interop` extra.
+
+The loss is put together as diffusers' train_dreambooth_lora_flux.py does it, from diffusers' own functions; randomness
+comes in as arrays. One thing differs: that script does not split the weighting with prior preservation, so that its
+schemes with weights fail or mix the halves. Here the weighting is split like prediction and target.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+# The same arithmetic on every x86-64: no instructions that only some processors have. Before torch is imported.
+os.environ.update(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE", HF_HUB_OFFLINE="1")
+
+import diffusers
+import numpy as np
+import peft
+import torch
+import transformers
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.training_utils import cast_training_params, compute_loss_weighting_for_sd3
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def start() -> None:
+    """Results that do not depend on the number of cores."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.mkldnn.enabled = False
+
+
+def versions() -> dict[str, str]:
+    libraries = {"torch": torch, "diffusers": diffusers, "peft": peft, "transformers": transformers, "numpy": np}
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"python": python} | {name: library.__version__ for name, library in libraries.items()}
+
+
+# --- the model's parts -------------------------------------------------------------------------------------------
+
+
+def load_transformer(model: Path) -> FluxTransformer2DModel:
+    return FluxTransformer2DModel.from_pretrained(model, subfolder="transformer").requires_grad_(False).eval()
+
+
+def load_vae(model: Path) -> AutoencoderKL:
+    return AutoencoderKL.from_pretrained(model, subfolder="vae").requires_grad_(False).eval()
+
+
+def load_scheduler(model: Path) -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler.from_pretrained(model, subfolder="scheduler")
+
+
+def pipeline(model: Path, transformer: FluxTransformer2DModel) -> FluxPipeline:
+    pipe = FluxPipeline(
+        scheduler=load_scheduler(model),
+        vae=load_vae(model),
+        text_encoder=None,
+        tokenizer=None,
+        text_encoder_2=None,
+        tokenizer_2=None,
+        transformer=transformer,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def add_lora(transformer: FluxTransformer2DModel, layers: Sequence[str], rank: int, alpha: float) -> None:
+    transformer.add_adapter(
+        LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=list(layers))
+    )
+    cast_training_params([transformer], dtype=torch.float32)
+
+
+def lora_state(transformer: FluxTransformer2DModel) -> dict[str, torch.Tensor]:
+    """By file key."""
+    return {f"transformer.{name}": value for name, value in get_peft_model_state_dict(transformer).items()}
+
+
+def set_lora(transformer: FluxTransformer2DModel, weights: Arrays) -> None:
+    state = {name.removeprefix("transformer."): torch.tensor(value) for name, value in weights.items()}
+    result = set_peft_model_state_dict(transformer, state)
+    if result.unexpected_keys:
+        raise ValueError(f"unexpected: {result.unexpected_keys}")
+
+
+def lora_gradients(transformer: FluxTransformer2DModel) -> dict[str, np.ndarray]:
+    """By file key."""
+    named = transformer.named_parameters()
+    return {
+        f"transformer.{name.replace('.default', '')}": p.grad.detach().numpy().copy()
+        for name, p in named
+        if p.requires_grad
+    }
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+class Trainee:
+    """A transformer, and what its loss needs besides."""
+
+    def __init__(self, model: Path) -> None:
+        self.transformer = load_transformer(model)
+        self.scheduler = load_scheduler(model)
+        vae = load_vae(model)
+        self.shift, self.scale = vae.config.shift_factor, vae.config.scaling_factor
+
+    def predict(self, batch: Arrays, guidance_scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The transformer's answer [B, tokens, 4C], the target [B, C, h, w], the sigmas [B, 1, 1, 1]."""
+        moments, eps, noise = (torch.tensor(batch[name]) for name in ("pictures", "eps", "noise"))
+        posterior = DiagonalGaussianDistribution(moments)
+        model_input = (posterior.mean + posterior.std * eps - self.shift) * self.scale
+        indices = torch.tensor(batch["index"]).long()
+        timesteps = self.scheduler.timesteps[indices]
+        sigmas = self._sigmas(timesteps)
+        noisy = (1.0 - sigmas) * model_input + sigmas * noise
+        b, c, h, w = model_input.shape
+        guidance = None
+        if self.transformer.config.guidance_embeds:
+            guidance = torch.full([1], guidance_scale).expand(b)
+        answer = self.transformer(
+            hidden_states=FluxPipeline._pack_latents(noisy, b, c, h, w),
+            timestep=timesteps / 1000,
+            guidance=guidance,
+            pooled_projections=torch.tensor(batch["pooled"]),
+            encoder_hidden_states=torch.tensor(batch["prompt_embeds"]),
+            txt_ids=torch.zeros(batch["prompt_embeds"].shape[1], 3),
+            img_ids=FluxPipeline._prepare_latent_image_ids(b, h // 2, w // 2, "cpu", torch.float32),
+            return_dict=False,
+        )[0]
+        return answer, noise - model_input, sigmas
+
+    def _sigmas(self, timesteps: torch.Tensor) -> torch.Tensor:
+        steps = [(self.scheduler.timesteps == t).nonzero().item() for t in timesteps]
+        return self.scheduler.sigmas[steps].reshape(-1, 1, 1, 1)
+
+    def loss(
+        self, batch: Arrays, scheme: str = "none", guidance_scale: float = 1.0, prior_weight: float | None = None
+    ) -> torch.Tensor:
+        answer, target, sigmas = self.predict(batch, guidance_scale)
+        factor = 8  # _unpack_latents takes sizes in pixels
+        prediction = FluxPipeline._unpack_latents(answer, target.shape[2] * factor, target.shape[3] * factor, factor)
+        weighting = compute_loss_weighting_for_sd3(scheme, sigmas)
+        if prior_weight is None:
+            return _mean_error(prediction, target, weighting)
+        halves = [torch.chunk(value, 2) for value in (prediction, target, weighting)]
+        own, prior = zip(*halves, strict=True)
+        return _mean_error(*own) + prior_weight * _mean_error(*prior)
+
+    def train(self, batches: Iterable[Arrays], optimizer: Mapping, **loss_settings) -> list[tuple[float, float]]:
+        """AdamW on every batch; returns (loss, norm of the gradient before clipping) of each step."""
+        self.transformer.train()
+        trained = [p for p in self.transformer.parameters() if p.requires_grad]
+        adamw = torch.optim.AdamW(
+            trained,
+            lr=optimizer["learning_rate"],
+            betas=(optimizer["adam_beta1"], optimizer["adam_beta2"]),
+            weight_decay=optimizer["adam_weight_decay"],
+            eps=optimizer["adam_epsilon"],
+        )
+        course = []
+        for batch in batches:
+            loss = self.loss(batch, **loss_settings)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(trained, optimizer["max_grad_norm"])
+            adamw.step()
+            adamw.zero_grad()
+            course.append((loss.item(), norm.item()))
+        return course
+
+
+def _mean_error(prediction: torch.Tensor, target: torch.Tensor, weighting: torch.Tensor) -> torch.Tensor:
+    error = weighting.float() * (prediction.float() - target.float()) ** 2
+    return torch.mean(error.reshape(target.shape[0], -1), 1).mean()
+
+
+# --- sampling ----------------------------------------------------------------------------------------------------
+
+
+def draw(
+    pipe: FluxPipeline, prompt_embeds: np.ndarray, pooled: np.ndarray, noise: np.ndarray, steps: int, guidance: float
+) -> np.ndarray:
+    """One picture [3, H, W] in 0..1 from embeddings [L, D] and [D'] and noise [C, h, w]."""
+    latents = torch.tensor(noise[None])
+    b, c, h, w = latents.shape
+    return pipe(
+        prompt_embeds=torch.tensor(prompt_embeds[None]),
+        pooled_prompt_embeds=torch.tensor(pooled[None]),
+        latents=FluxPipeline._pack_latents(latents, b, c, h, w),
+        height=h * pipe.vae_scale_factor,
+        width=w * pipe.vae_scale_factor,
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        output_type="pt",
+    ).images[0].numpy()  # fmt: skip

@@ -1,0 +1,152 @@
+"""The script as a user runs it: bad input, signals, two runs at once, and crashes."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from world import lora_bytes, metrics, without_time
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "train_dreambooth_lora_flux.py"
+# LoRA in the last block only: the step compiles in seconds
+QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 60, "checkpointing_steps": 1000}
+
+
+def words(settings: dict) -> list[str]:
+    flags = []
+    for name, value in settings.items():
+        flags += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return [sys.executable, str(SCRIPT), *flags]
+
+
+def run(settings: dict, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(words(settings), capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------
+
+
+def test_all_problems_at_once_before_anything_is_written(world, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "cut.png").write_bytes((world.pictures / "dog_00.png").read_bytes()[:200])
+    (tmp_path / "pictures" / "empty.jpg").write_bytes(b"")
+    settings = world.settings(
+        tmp_path / "out", instance_data_dir=tmp_path / "pictures", resolution=50, rank=0, lora_layers="attn.to_x",
+        mixed_precision="bf16", with_prior_preservation=True,
+    )  # fmt: skip
+    start = time.monotonic()
+    done = run(settings)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for part in ("cut.png", "empty.jpg", "--resolution 50", "--rank 0", "attn.to_x", "bf16", "--class_prompt"):
+        assert part in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+    assert time.monotonic() - start < 10  # no MindSpore, no model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"instance_data_dir": "nowhere"}, "--instance_data_dir nowhere: no such folder"),
+        ({"pretrained_model_name_or_path": "./nowhere"}, "--pretrained_model_name_or_path ./nowhere"),
+        ({"output_dir": "/proc/nowhere"}, "--output_dir /proc/nowhere"),
+        ({"resume_from_checkpoint": "nowhere"}, "nowhere"),
+        ({"learning_rat": "1"}, "did you mean --learning_rate"),
+        ({"train_text_encoder": True}, "only the transformer gets a LoRA"),
+        ({"enable_mindspore_data_sink": True}, "--enable_mindspore_data_sink"),
+    ],
+)
+def test_bad_input_is_named(world, tmp_path, change, message):
+    done = run(world.settings(tmp_path / "out") | change)
+    assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+
+
+def test_an_empty_picture_folder_and_a_model_part_missing(world, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in world.model.iterdir():
+        if path.name != "vae":
+            (model / path.name).symlink_to(path)
+    (tmp_path / "pictures").mkdir()
+    done = run(
+        world.settings(tmp_path / "out", pretrained_model_name_or_path=model, instance_data_dir=tmp_path / "pictures")
+    )
+    assert done.returncode == 2
+    assert "vae" in done.stderr and "no pictures" in done.stderr, done.stderr
+
+
+# --- stopping and going on ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def calm(world, tmp_path_factory):
+    """A run that nobody disturbs."""
+    output = tmp_path_factory.mktemp("calm")
+    done = run(world.settings(output, **QUICK))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert str(output / "pytorch_lora_weights.safetensors") in done.stdout
+    assert json.loads((output / "train_state.json").read_text())["status"] == "finished"
+    return output
+
+
+def wait_for_steps(process, output, count):
+    end = time.monotonic() + 200
+    while time.monotonic() < end and process.poll() is None:
+        path = output / "metrics.jsonl"
+        if path.exists() and len(path.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"no {count} steps: exit code {process.poll()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_signal_saves_and_the_printed_command_goes_on_to_the_same_bytes(world, calm, tmp_path, number):
+    output = tmp_path / "out"
+    process = subprocess.Popen(words(world.settings(output, **QUICK)), stderr=subprocess.PIPE, text=True)
+    wait_for_steps(process, output, 3)
+    if number == signal.SIGTERM:
+        second = run(world.settings(output, **QUICK))
+        assert second.returncode == 2 and str(process.pid) in second.stderr, second.stderr
+    process.send_signal(number)
+    text = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number, text[-2000:]
+    state = json.loads((output / "train_state.json").read_text())
+    assert state["status"] == "interrupted" and 3 <= state["step"] < 60
+    assert Path(state["last_good_checkpoint"]).name == f"checkpoint-{state['step']}"
+    command = shlex.split(text.strip().splitlines()[-1])
+    assert command[0] == "python" and "Traceback" not in text
+    if number == signal.SIGINT:
+        return  # resuming is the same: not twice
+    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert lora_bytes(output) == lora_bytes(calm)
+    assert without_time(metrics(output)) == without_time(metrics(calm))
+
+
+def test_killed_and_resumed(tmp_path):
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from crash_test import crash_test
+
+    result = crash_test(tmp_path, kills=3)
+    assert result.ok, result
+
+
+def test_no_network_is_needed(world, tmp_path):
+    """With local paths, a run whose every connection is refused works."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import socket\n"
+        "def refuse(*a, **k):\n    raise AssertionError('network call')\n"
+        "socket.socket.connect = refuse\nsocket.getaddrinfo = refuse\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    done = run(world.settings(tmp_path / "out", **QUICK | {"max_train_steps": 2}), env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "network call" not in done.stderr
