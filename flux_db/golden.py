@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,46 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     kept = {name: value for name, value in load_file(weights).items() if "guidance_embedder" not in name}
     save_file(kept, weights, {"format": "pt"})
     return with_guidance, without
+
+
+# --- measures ----------------------------------------------------------------------------------------------------
+
+
+def furthest(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(got.astype(np.float64) - wanted).max())
+
+
+def furthest_relative(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(got.astype(np.float64) / wanted - 1.0).max())
+
+
+MEASURES: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
+    "CLIP pooled": ("clip", furthest),
+    "T5": ("t5", furthest),
+    "VAE moments": ("vae.moments", furthest),
+    "VAE decoded": ("vae.decoded", furthest),
+    "transformer": ("transformer.dev", furthest),
+    "transformer, no guidance": ("transformer.schnell", furthest),
+    "transformer with LoRA": ("transformer.lora", furthest),
+    "loss, 20 cases": ("losses", furthest_relative),
+    "gradient norm, 20 steps": ("adamw.norm", furthest_relative),
+    "AdamW loss, 20 steps": ("adamw.loss", furthest_relative),
+    "picture, 4 steps": ("picture", furthest),
+}
+"""Quantity: the array, and how its distance from the reference is measured."""
+GRADIENTS = "LoRA gradients"
+
+
+def distances(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Distance of every quantity that is computed in floating point and is in `got`."""
+    found = {
+        quantity: measure(got[name], wanted[name]) for quantity, (name, measure) in MEASURES.items() if name in got
+    }
+    gradients = {name: g for name, g in wanted.items() if name.startswith("gradient.")}
+    if any(name in got for name in gradients):
+        # each tensor by its own largest gradient
+        found[GRADIENTS] = max(furthest(got[name], g) / float(np.abs(g).max()) for name, g in gradients.items())
+    return found
 
 
 # --- reference ---------------------------------------------------------------------------------------------------

@@ -25,9 +25,11 @@ def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
 
     With several cards everything must have been prepared before: no rank waits while another encodes.
     """
+    output = Path(config.output.output_dir)
     if runtime.is_main:
-        checkpoint.clean_leftovers(config.output.output_dir)
-        write_file(Path(config.output.output_dir, CONFIG_NAME), to_yaml(config).encode())
+        output.mkdir(parents=True, exist_ok=True)
+        checkpoint.clean_leftovers(output)
+        write_file(output / CONFIG_NAME, to_yaml(config).encode())
     model = models.locate(config.model)
     if problems := check_model(model, config):
         raise UserError(problems)

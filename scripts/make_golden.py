@@ -34,28 +34,34 @@ def main(folder: Path) -> None:
     reference.start()
     with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
         dev, schnell = golden.write_models(Path(temporary))
-        arrays: Arrays = {}
-        arrays |= encoders(dev)
-        arrays |= scheduler_tables(dev)
-        arrays |= densities()
-        arrays |= losses(dev, schnell, arrays)
-        trainee = reference.Trainee(dev)
-        reference.add_lora(trainee.transformer, DEFAULT_LAYERS, golden.RANK, golden.ALPHA)
-        weights = golden.lora_weights({k: tuple(v.shape) for k, v in reference.lora_state(trainee.transformer).items()})
-        reference.set_lora(trainee.transformer, weights)
-        arrays["transformer.lora"] = answer(trainee)
-        arrays["picture"] = picture(dev, trainee, arrays)
-        names = [name for name, _ in trainee.transformer.named_parameters()]
-        keys = list(reference.lora_state(trainee.transformer))
-        arrays |= training(trainee)
-        arrays |= schedules()
+        arrays = {**scheduler_tables(dev), **densities(), **schedules()}
+        arrays |= token_ids(dev)
+        arrays |= encoders(dev, arrays, torch.float32)
+        results, facts = transformers(dev, schnell, arrays, torch.float32)
+        drift = {}
+        for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+            half = encoders(dev, arrays, dtype) | transformers(dev, schnell, arrays, dtype)[0]
+            drift[name] = golden.distances(half, arrays | results)
+        arrays |= results
+    write(folder, arrays, {"versions": reference.versions(), "drift": drift, **facts})
+
+
+def transformers(dev: Path, schnell: Path, arrays: Arrays, dtype: torch.dtype) -> tuple[Arrays, dict]:
+    """Everything that the transformer takes part in, with a frozen base of the given precision."""
+    found = losses(dev, schnell, arrays, dtype)
+    trainee = reference.Trainee(dev, dtype)
+    reference.add_lora(trainee.transformer, DEFAULT_LAYERS, golden.RANK, golden.ALPHA)
+    shapes = {key: tuple(value.shape) for key, value in reference.lora_state(trainee.transformer).items()}
+    weights = golden.lora_weights(shapes)
+    reference.set_lora(trainee.transformer, weights)
+    found["transformer.lora"] = answer(trainee)
+    found["picture"] = picture(dev, trainee, arrays)
     facts = {
-        "versions": reference.versions(),
         "inputs": golden.digest([*golden.all_inputs(), *(weights[key] for key in sorted(weights))]),
-        "parameter_names": sorted(names),
-        "lora_keys": sorted(keys),
+        "parameter_names": sorted(name for name, _ in trainee.transformer.named_parameters()),
+        "lora_keys": sorted(shapes),
     }
-    write(folder, arrays, facts)
+    return found | training(trainee), facts
 
 
 def write(folder: Path, arrays: Arrays, facts: dict) -> None:
@@ -67,23 +73,29 @@ def write(folder: Path, arrays: Arrays, facts: dict) -> None:
     (folder / golden.FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
-def encoders(model: Path) -> Arrays:
-    clip_tokenizer = CLIPTokenizer.from_pretrained(model, subfolder="tokenizer")
-    t5_tokenizer = T5TokenizerFast.from_pretrained(model, subfolder="tokenizer_2")
-    fill = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    clip_ids = clip_tokenizer(list(golden.PROMPTS), max_length=77, **fill).input_ids
-    t5_ids = t5_tokenizer(list(golden.PROMPTS), max_length=golden.TEXT_LENGTH, **fill).input_ids
-    clip = CLIPTextModel.from_pretrained(model, subfolder="text_encoder").eval()
-    t5 = T5EncoderModel.from_pretrained(model, subfolder="text_encoder_2").eval()
-    vae = reference.load_vae(model)
+def token_ids(model: Path) -> Arrays:
+    clip = CLIPTokenizer.from_pretrained(model, subfolder="tokenizer")
+    t5 = T5TokenizerFast.from_pretrained(model, subfolder="tokenizer_2")
+    fill = {"padding": "max_length", "truncation": True, "return_tensors": "np"}
     return {
-        "ids.clip": clip_ids.numpy().astype(np.int32),
-        "ids.t5": t5_ids.numpy().astype(np.int32),
-        "clip": clip(clip_ids, output_hidden_states=False).pooler_output.numpy(),
-        "t5": t5(t5_ids, output_hidden_states=False)[0].numpy(),
-        "vae.moments": vae.encode(torch.tensor(golden.pixels())).latent_dist.parameters.numpy(),
-        "vae.decoded": vae.decode(torch.tensor(golden.latents()), return_dict=False)[0].numpy(),
+        "ids.clip": clip(list(golden.PROMPTS), max_length=77, **fill).input_ids.astype(np.int32),
+        "ids.t5": t5(list(golden.PROMPTS), max_length=golden.TEXT_LENGTH, **fill).input_ids.astype(np.int32),
     }
+
+
+def encoders(model: Path, arrays: Arrays, dtype: torch.dtype) -> Arrays:
+    clip_ids, t5_ids = (torch.tensor(arrays[name]).long() for name in ("ids.clip", "ids.t5"))
+    clip = CLIPTextModel.from_pretrained(model, subfolder="text_encoder", torch_dtype=dtype).eval()
+    t5 = T5EncoderModel.from_pretrained(model, subfolder="text_encoder_2", torch_dtype=dtype).eval()
+    vae = reference.load_vae(model).to(dtype)
+    pixels, latents = torch.tensor(golden.pixels()).to(dtype), torch.tensor(golden.latents()).to(dtype)
+    found = {
+        "clip": clip(clip_ids, output_hidden_states=False).pooler_output,
+        "t5": t5(t5_ids, output_hidden_states=False)[0],
+        "vae.moments": vae.encode(pixels).latent_dist.parameters,
+        "vae.decoded": vae.decode(latents, return_dict=False)[0],
+    }
+    return {name: value.float().numpy() for name, value in found.items()}
 
 
 def scheduler_tables(model: Path) -> Arrays:
@@ -125,12 +137,12 @@ def densities() -> Arrays:
     return found
 
 
-def losses(dev: Path, schnell: Path, arrays: Arrays) -> Arrays:
+def losses(dev: Path, schnell: Path, arrays: Arrays, dtype: torch.dtype) -> Arrays:
     """[guidance, scheme, prior]"""
     table = np.zeros((2, len(golden.SCHEMES), 2))
     answers = {}
     for row, (name, model) in enumerate({"dev": dev, "schnell": schnell}.items()):
-        trainee = reference.Trainee(model)
+        trainee = reference.Trainee(model, dtype)
         answers[f"transformer.{name}"] = answer(trainee)
         for column, scheme in enumerate(golden.SCHEMES):
             batch = golden.batch(0) | {"index": arrays[f"density.{scheme}.index"][: golden.BATCH]}
@@ -153,7 +165,7 @@ def picture(model: Path, trainee: reference.Trainee, arrays: Arrays) -> np.ndarr
 @torch.enable_grad()
 def training(trainee: reference.Trainee) -> Arrays:
     trainee.transformer.train()
-    trainee.loss(golden.batch(0), guidance_scale=golden.GUIDANCE).backward()
+    trainee.backward(trainee.loss(golden.batch(0), guidance_scale=golden.GUIDANCE))
     gradients = reference.lora_gradients(trainee.transformer)
     trainee.transformer.zero_grad()
     batches = [golden.batch(number) for number in range(golden.STEPS)]

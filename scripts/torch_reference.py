@@ -45,8 +45,9 @@ def versions() -> dict[str, str]:
 # --- the model's parts -------------------------------------------------------------------------------------------
 
 
-def load_transformer(model: Path) -> FluxTransformer2DModel:
-    return FluxTransformer2DModel.from_pretrained(model, subfolder="transformer").requires_grad_(False).eval()
+def load_transformer(model: Path, dtype: torch.dtype = torch.float32) -> FluxTransformer2DModel:
+    transformer = FluxTransformer2DModel.from_pretrained(model, subfolder="transformer", torch_dtype=dtype)
+    return transformer.requires_grad_(False).eval()
 
 
 def load_vae(model: Path) -> AutoencoderKL:
@@ -106,8 +107,11 @@ def lora_gradients(transformer: FluxTransformer2DModel) -> dict[str, np.ndarray]
 class Trainee:
     """A transformer, and what its loss needs besides."""
 
-    def __init__(self, model: Path) -> None:
-        self.transformer = load_transformer(model)
+    def __init__(self, model: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+        # in fp16 small gradients would vanish
+        self.loss_scale = 1024.0 if dtype == torch.float16 else 1.0
+        self.transformer = load_transformer(model, dtype)
         self.scheduler = load_scheduler(model)
         vae = load_vae(model)
         self.shift, self.scale = vae.config.shift_factor, vae.config.scaling_factor
@@ -126,16 +130,16 @@ class Trainee:
         if self.transformer.config.guidance_embeds:
             guidance = torch.full([1], guidance_scale).expand(b)
         answer = self.transformer(
-            hidden_states=FluxPipeline._pack_latents(noisy, b, c, h, w),
+            hidden_states=FluxPipeline._pack_latents(noisy, b, c, h, w).to(self.dtype),
             timestep=timesteps / 1000,
             guidance=guidance,
-            pooled_projections=torch.tensor(batch["pooled"]),
-            encoder_hidden_states=torch.tensor(batch["prompt_embeds"]),
+            pooled_projections=torch.tensor(batch["pooled"]).to(self.dtype),
+            encoder_hidden_states=torch.tensor(batch["prompt_embeds"]).to(self.dtype),
             txt_ids=torch.zeros(batch["prompt_embeds"].shape[1], 3),
             img_ids=FluxPipeline._prepare_latent_image_ids(b, h // 2, w // 2, "cpu", torch.float32),
             return_dict=False,
         )[0]
-        return answer, noise - model_input, sigmas
+        return answer.float(), noise - model_input, sigmas
 
     def _sigmas(self, timesteps: torch.Tensor) -> torch.Tensor:
         steps = [(self.scheduler.timesteps == t).nonzero().item() for t in timesteps]
@@ -154,6 +158,13 @@ class Trainee:
         own, prior = zip(*halves, strict=True)
         return _mean_error(*own) + prior_weight * _mean_error(*prior)
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """Leaves the gradients of the LoRA's tensors in them."""
+        (loss * self.loss_scale).backward()
+        for p in self.transformer.parameters():
+            if p.grad is not None:
+                p.grad /= self.loss_scale
+
     def train(self, batches: Iterable[Arrays], optimizer: Mapping, **loss_settings) -> list[tuple[float, float]]:
         """AdamW on every batch; returns (loss, norm of the gradient before clipping) of each step."""
         self.transformer.train()
@@ -168,7 +179,7 @@ class Trainee:
         course = []
         for batch in batches:
             loss = self.loss(batch, **loss_settings)
-            loss.backward()
+            self.backward(loss)
             norm = torch.nn.utils.clip_grad_norm_(trained, optimizer["max_grad_norm"])
             adamw.step()
             adamw.zero_grad()
@@ -190,13 +201,19 @@ def draw(
     """One picture [3, H, W] in 0..1 from embeddings [L, D] and [D'] and noise [C, h, w]."""
     latents = torch.tensor(noise[None])
     b, c, h, w = latents.shape
-    return pipe(
-        prompt_embeds=torch.tensor(prompt_embeds[None]),
-        pooled_prompt_embeds=torch.tensor(pooled[None]),
-        latents=FluxPipeline._pack_latents(latents, b, c, h, w),
-        height=h * pipe.vae_scale_factor,
-        width=w * pipe.vae_scale_factor,
+    dtype, factor = pipe.transformer.dtype, pipe.vae_scale_factor
+    images = pipe(
+        prompt_embeds=torch.tensor(prompt_embeds[None]).to(dtype),
+        pooled_prompt_embeds=torch.tensor(pooled[None]).to(dtype),
+        latents=FluxPipeline._pack_latents(latents, b, c, h, w).to(dtype),
+        height=h * factor,
+        width=w * factor,
         num_inference_steps=steps,
         guidance_scale=guidance,
-        output_type="pt",
-    ).images[0].numpy()  # fmt: skip
+        output_type="pt" if dtype == torch.float32 else "latent",
+    ).images
+    if dtype != torch.float32:  # the VAE is float32 here, which the pipeline does not provide for
+        latents = FluxPipeline._unpack_latents(images.float(), h * factor, w * factor, factor)
+        latents = latents / pipe.vae.config.scaling_factor + pipe.vae.config.shift_factor
+        images = pipe.image_processor.postprocess(pipe.vae.decode(latents, return_dict=False)[0], output_type="pt")
+    return images[0].numpy()
