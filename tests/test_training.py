@@ -129,12 +129,17 @@ def test_prior_preservation_draws_the_missing_class_pictures(cpu, world, tmp_pat
         "mixed_precision": "fp16", "gradient_checkpointing": True, "lora_alpha": 2.0,
     }  # fmt: skip
     output = tmp_path / "out"
-    assert train(world.config(output, **settings)) == 0
+    assert train(world.config(output, **settings, checkpointing_steps=1)) == 0
     assert sorted(p.name for p in classes.iterdir()) == [
         "class-00000.png", "class-00001.png", "dog_00.png", "dog_01.png.damaged", "dog_02.png",
     ]  # fmt: skip
     rows = metrics(output)
     assert len(rows) == 2 and all(np.isfinite(row["loss"]) and row["loss_scale"] > 0 for row in rows)
+    # resumed in fp16 with its dynamic scale, and with pairs of samples: the same bytes
+    again = tmp_path / "again"
+    path = str(output / "checkpoint-1")
+    assert train(world.config(again, **settings, checkpointing_steps=1, resume_from_checkpoint=path)) == 0
+    assert lora_bytes(again) == lora_bytes(output)
     tensors = load(lora_bytes(output))
     assert {v.dtype for name, v in tensors.items() if "lora_" in name} == {np.dtype(np.float16)}
     assert {float(v) for name, v in tensors.items() if name.endswith(".alpha")} == {2.0}
