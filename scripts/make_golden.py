@@ -37,19 +37,21 @@ def main(folder: Path) -> None:
         arrays = {**scheduler_tables(dev), **densities(), **schedules()}
         arrays |= token_ids(dev)
         arrays |= encoders(dev, arrays, torch.float32)
-        results, facts = transformers(dev, schnell, arrays, torch.float32)
+        found, facts = transformers(dev, schnell, arrays)
+        arrays |= found
         drift = {}
         for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-            half = encoders(dev, arrays, dtype) | transformers(dev, schnell, arrays, dtype)[0]
-            drift[name] = golden.distances(half, arrays | results)
-        arrays |= results
+            half, _ = transformers(dev, schnell, arrays, dtype)
+            wanted, _ = transformers(dev, schnell, arrays, torch.float32, dtype)
+            drift[name] = golden.distances(half, wanted) | golden.distances(encoders(dev, arrays, dtype), arrays)
+            arrays |= {f"{name}/{key}": value for key, value in wanted.items()}
     write(folder, arrays, {"versions": reference.versions(), "drift": drift, **facts})
 
 
-def transformers(dev: Path, schnell: Path, arrays: Arrays, dtype: torch.dtype) -> tuple[Arrays, dict]:
-    """Everything that the transformer takes part in, with a frozen base of the given precision."""
-    found = losses(dev, schnell, arrays, dtype)
-    trainee = reference.Trainee(dev, dtype)
+def transformers(dev: Path, schnell: Path, arrays: Arrays, *precision: torch.dtype) -> tuple[Arrays, dict]:
+    """Everything that the transformer takes part in. `precision`: the arguments of Trainee."""
+    found = losses(dev, schnell, arrays, *precision)
+    trainee = reference.Trainee(dev, *precision)
     reference.add_lora(trainee.transformer, DEFAULT_LAYERS, golden.RANK, golden.ALPHA)
     shapes = {key: tuple(value.shape) for key, value in reference.lora_state(trainee.transformer).items()}
     weights = golden.lora_weights(shapes)
@@ -85,8 +87,8 @@ def token_ids(model: Path) -> Arrays:
 
 def encoders(model: Path, arrays: Arrays, dtype: torch.dtype) -> Arrays:
     clip_ids, t5_ids = (torch.tensor(arrays[name]).long() for name in ("ids.clip", "ids.t5"))
-    clip = CLIPTextModel.from_pretrained(model, subfolder="text_encoder", torch_dtype=dtype).eval()
-    t5 = T5EncoderModel.from_pretrained(model, subfolder="text_encoder_2", torch_dtype=dtype).eval()
+    clip = CLIPTextModel.from_pretrained(model, subfolder="text_encoder", dtype=dtype).eval()
+    t5 = T5EncoderModel.from_pretrained(model, subfolder="text_encoder_2", dtype=dtype).eval()
     vae = reference.load_vae(model).to(dtype)
     pixels, latents = torch.tensor(golden.pixels()).to(dtype), torch.tensor(golden.latents()).to(dtype)
     found = {
@@ -137,12 +139,12 @@ def densities() -> Arrays:
     return found
 
 
-def losses(dev: Path, schnell: Path, arrays: Arrays, dtype: torch.dtype) -> Arrays:
+def losses(dev: Path, schnell: Path, arrays: Arrays, *precision: torch.dtype) -> Arrays:
     """[guidance, scheme, prior]"""
     table = np.zeros((2, len(golden.SCHEMES), 2))
     answers = {}
     for row, (name, model) in enumerate({"dev": dev, "schnell": schnell}.items()):
-        trainee = reference.Trainee(model, dtype)
+        trainee = reference.Trainee(model, *precision)
         answers[f"transformer.{name}"] = answer(trainee)
         for column, scheme in enumerate(golden.SCHEMES):
             batch = golden.batch(0) | {"index": arrays[f"density.{scheme}.index"][: golden.BATCH]}
@@ -157,9 +159,13 @@ def answer(trainee: reference.Trainee) -> np.ndarray:
 
 def picture(model: Path, trainee: reference.Trainee, arrays: Arrays) -> np.ndarray:
     pipe = reference.pipeline(model, trainee.transformer)
-    return reference.draw(
+    hook = reference.round_while_sampling(pipe, trainee.rounding) if trainee.rounding else None
+    drawn = reference.draw(
         pipe, arrays["t5"][0], arrays["clip"][0], golden.picture_noise(), golden.PICTURE_STEPS, golden.GUIDANCE
     )
+    if hook:
+        hook.remove()
+    return drawn
 
 
 @torch.enable_grad()

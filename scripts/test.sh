@@ -1,11 +1,39 @@
 #!/usr/bin/env bash
 # Install what the tests need, then check style and run the tests.
 # Arguments go to pytest: bash scripts/test.sh tests/test_config.py -k bounds
+# With --interop first: the live comparison with diffusers on torch instead, which lives in .venv-interop.
 set -euo pipefail
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
+# Torch and MindSpore want different versions of numpy, so the reference has an environment of its own.
+install_reference() {
+    local stamp=.venv-interop/.installed wanted
+    wanted="$(cksum pyproject.toml) $PWD"
+    if [[ -e "$stamp" && "$(<"$stamp")" == "$wanted" ]]; then
+        return
+    fi
+    echo "Installing torch and diffusers into .venv-interop; the first time this takes a few minutes."
+    python -m venv --clear --without-pip .venv-interop
+    reference_packages | python -m pip --python .venv-interop/bin/python install -q --disable-pip-version-check \
+        --extra-index-url https://download.pytorch.org/whl/cpu -r /dev/stdin
+    echo "$wanted" >"$stamp"
+}
+
+# What the extra `interop` names, without this package and its MindSpore.
+reference_packages() {
+    python -c '
+from importlib.metadata import requires
+print("\n".join(line.split(";")[0] for line in requires("flux-db") if "interop" in line.partition(";")[2]))'
+}
+
 install "[test]"
+if [[ "${1:-}" == --interop ]]; then
+    shift
+    install_reference
+    FLUX_DB_TORCH_PYTHON="$PWD/.venv-interop/bin/python" python -m pytest -q tests/interop "$@"
+    exit
+fi
 python -m ruff check .
 python -m ruff format --check .
 python -m pytest -q "$@"

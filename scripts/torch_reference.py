@@ -25,6 +25,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.training_utils import cast_training_params, compute_loss_weighting_for_sd3
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from torch.utils.hooks import RemovableHandle
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -104,14 +105,25 @@ def lora_gradients(transformer: FluxTransformer2DModel) -> dict[str, np.ndarray]
 # --- training ----------------------------------------------------------------------------------------------------
 
 
+def as_seen_by(rounding: torch.dtype | None, value: torch.Tensor | None) -> torch.Tensor | None:
+    """A timestep or guidance as a transformer of that precision takes it: it multiplies it by 1000 after rounding.
+
+    In bf16 guidance 3.5 becomes 3504 instead of 3500, which is another embedding altogether.
+    """
+    if rounding is None or value is None:
+        return value
+    return (value.to(rounding) * 1000).float() / 1000
+
+
 class Trainee:
     """A transformer, and what its loss needs besides."""
 
-    def __init__(self, model: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.dtype = dtype
+    def __init__(self, model: Path, dtype: torch.dtype = torch.float32, rounding: torch.dtype | None = None) -> None:
+        """`rounding`: compute in `dtype`, but with weights, timesteps and guidance rounded to this other precision."""
+        self.dtype, self.rounding = dtype, rounding
         # in fp16 small gradients would vanish
         self.loss_scale = 1024.0 if dtype == torch.float16 else 1.0
-        self.transformer = load_transformer(model, dtype)
+        self.transformer = load_transformer(model, rounding or dtype).to(dtype)
         self.scheduler = load_scheduler(model)
         vae = load_vae(model)
         self.shift, self.scale = vae.config.shift_factor, vae.config.scaling_factor
@@ -131,8 +143,8 @@ class Trainee:
             guidance = torch.full([1], guidance_scale).expand(b)
         answer = self.transformer(
             hidden_states=FluxPipeline._pack_latents(noisy, b, c, h, w).to(self.dtype),
-            timestep=timesteps / 1000,
-            guidance=guidance,
+            timestep=as_seen_by(self.rounding, timesteps / 1000),
+            guidance=as_seen_by(self.rounding, guidance),
             pooled_projections=torch.tensor(batch["pooled"]).to(self.dtype),
             encoder_hidden_states=torch.tensor(batch["prompt_embeds"]).to(self.dtype),
             txt_ids=torch.zeros(batch["prompt_embeds"].shape[1], 3),
@@ -193,6 +205,17 @@ def _mean_error(prediction: torch.Tensor, target: torch.Tensor, weighting: torch
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------
+
+
+def round_while_sampling(pipe: FluxPipeline, rounding: torch.dtype) -> RemovableHandle:
+    """Give the transformer timesteps and guidance as a pipeline of that precision does."""
+
+    def rounded(_module, arguments, named):
+        named["timestep"] = as_seen_by(rounding, (named["timestep"] * 1000).to(rounding) / 1000)
+        named["guidance"] = as_seen_by(rounding, named["guidance"])
+        return arguments, named
+
+    return pipe.transformer.register_forward_pre_hook(rounded, with_kwargs=True)
 
 
 def draw(
