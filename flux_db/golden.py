@@ -198,6 +198,10 @@ class Reference:
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
 
+    def rounded_to(self, precision: str) -> dict[str, np.ndarray]:
+        """The arrays; those of the transformer computed with its weights, timesteps and guidance in that precision."""
+        return self.arrays | self.part(f"{precision}/")
+
     def part(self, prefix: str) -> dict[str, np.ndarray]:
         """The arrays whose names start so, by the rest of their names."""
         found = {name: value for name, value in self.arrays.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: while training, the first lets the current step finish; at any other time the program leaves.
 
-MindSpore answers a Ctrl-C inside a graph by sending itself SIGTERM. So the signals are blocked before any library starts
-threads, which inherit that, and one thread waits for them.
+MindSpore answers a Ctrl-C inside a graph by sending itself SIGTERM. So the signals are blocked before any library
+starts threads, which inherit that, and one thread waits for them.
 """
 
 from __future__ import annotations

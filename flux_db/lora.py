@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from safetensors.numpy import load
 
 from flux_db.config import LoraConfig
 from flux_db.errors import UserError
@@ -31,6 +33,7 @@ def inject(transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1
             ),
             ADAPTER,
         )
+    _forget_compiled(transformer)
     for name, parameter in parameters(transformer).items():
         parameter.set_dtype(ms.float32)
         parameter.set_data(Tensor(_start_value(name, parameter.shape, config.rank, seed)))
@@ -46,6 +49,18 @@ def parameters(transformer: nn.Cell) -> dict[str, Parameter]:
         if ".lora_A." in name or ".lora_B." in name
     }
     return dict(sorted(found.items()))
+
+
+def remove(transformer: nn.Cell) -> None:
+    """Take the LoRA out again. Not for a transformer inside a training step: that has compiled it in."""
+    with quiet():
+        transformer.delete_adapters(ADAPTER)
+    _forget_compiled(transformer)
+
+
+def _forget_compiled(transformer: nn.Cell) -> None:
+    """Make the next call compile anew: a graph does not see that layers came or went since its first call."""
+    transformer.compile_cache.clear()
 
 
 def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.ndarray:
@@ -69,7 +84,7 @@ def to_state_dict(transformer: nn.Cell, config: LoraConfig) -> dict[str, np.ndar
 
 
 def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> None:
-    """Put saved weights in place; before the first compiled step, which would not see them afterwards."""
+    """Put saved weights in place; a graph that is compiled already uses them too."""
     wanted = {f"transformer.{name}.weight": parameter for name, parameter in parameters(transformer).items()}
     weights = {name: value for name, value in tensors.items() if not name.endswith(".alpha")}
     if wanted.keys() != weights.keys():
@@ -78,7 +93,29 @@ def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> 
     for name, parameter in wanted.items():
         if tuple(weights[name].shape) != tuple(parameter.shape):
             raise UserError(f"the LoRA weights do not fit: {name} is {weights[name].shape}, not {parameter.shape}")
-        parameter.set_data(Tensor(np.ascontiguousarray(weights[name], np.float32)))
+        # assign, because a compiled graph does not see set_data
+        ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name], np.float32)))
+
+
+def read_file(data: bytes) -> tuple[LoraConfig, dict[str, np.ndarray]]:
+    """Settings and weights of a LoRA file of diffusers, peft or this program: `inject` and `load_state_dict` take them.
+
+    Alpha is in the tensors, or in diffusers' metadata; otherwise it equals the rank.
+    """
+    tensors = load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    told = json.loads(header.get("__metadata__", {}).get("lora_adapter_metadata", "{}"))
+    modules = {name.removesuffix(".lora_A.weight"): t.shape[0] for name, t in tensors.items() if "lora_A" in name}
+    ranks = set(modules.values())
+    if len(ranks) != 1:
+        raise UserError(f"the LoRA file has layers of ranks {sorted(ranks)}; only one rank for all layers can be read")
+    rank = ranks.pop()
+    alphas = {float(value) for name, value in tensors.items() if name.endswith(".alpha")}
+    alphas = alphas or {float(told.get("transformer.lora_alpha", rank))}
+    if len(alphas) != 1 or told.get("transformer.alpha_pattern"):
+        raise UserError("the LoRA file has layers with different alphas; only one alpha for all layers can be read")
+    layers = ",".join(sorted(module.removeprefix("transformer.") for module in modules))
+    return LoraConfig(rank=rank, lora_alpha=alphas.pop(), lora_layers=layers), tensors
 
 
 # --- dropout -----------------------------------------------------------------------------------------------------

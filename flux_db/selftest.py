@@ -42,8 +42,9 @@ FLOAT32: dict[str, float] = {
     "AdamW loss, 20 steps": 1e-5,
     "picture, 4 steps": 2e-4,
 }
-# In half precision torch itself is some way from its own float32 result; the reference files hold how far. Another
-# order of the same roundings ends at a like distance in another direction: so many times that far is allowed.
+# In half precision torch itself is some way from what float32 arithmetic gives with the same rounded weights; the
+# reference files hold how far. Another order of roundings ends as far off in another direction: so many times that
+# distance is allowed.
 MARGIN = 3.0
 
 TEXT_ENCODERS = {"CLIP pooled", "T5"}
@@ -96,7 +97,7 @@ def compare(runtime: Runtime, precision: str) -> list[Row]:
             arrays |= _answer_and_picture(reference, runtime, adapted, config)
         with stage(f"Computing {golden.STEPS} steps of training"):
             arrays |= _train(runtime, adapted, config, precision)
-    measured |= golden.distances(arrays, reference.arrays)
+    measured |= golden.distances(arrays, reference.rounded_to(precision))
     return [
         Row(
             quantity=quantity,
@@ -259,7 +260,7 @@ def _answer(transformer: nn.Cell, settings: StepSettings, batch: Mapping[str, np
 
 
 def _answer_and_losses(reference: Reference, runtime: Runtime, model: Path) -> Arrays:
-    """What the transformer answers; and the loss by every scheme without and with prior preservation: [scheme, prior]"""
+    """What the transformer answers; and the loss by scheme, without and with prior preservation: [scheme, prior]"""
     config = _settings(model, rank=golden.RANK, lora_layers="attn.to_q")
     settings = step_settings(config, runtime, model, prior=False)
     answer = _answer(models.load_transformer(model, runtime.dtype), settings, golden.batch(0))
@@ -276,7 +277,7 @@ def _answer_and_losses(reference: Reference, runtime: Runtime, model: Path) -> A
 
 
 def _all_schemes(settings: StepSettings) -> StepSettings:
-    """The tables of all schemes end to end, so that one compiled graph serves them all: scheme s begins at row s * T."""
+    """The tables of all schemes end to end, so that one compiled graph serves them all. Scheme s starts at s * T."""
     return dataclasses.replace(
         settings,
         sigmas=np.tile(settings.sigmas, len(golden.SCHEMES)),

@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from flux_db import __version__, checkpoint, export, lora, state, validate
+from flux_db import __version__, changes, checkpoint, export, lora, run_state, state, validate
 from flux_db.atomic import write_file
 from flux_db.batches import BatchSource, dataset_of, prefetch
 from flux_db.build import Training
@@ -73,7 +73,7 @@ class Trainer:
         try:
             with stop.finishing_steps():
                 self._loop(stop)
-            if stop.signal:
+            if stop.signal and self.progress.step < self.training.total_steps:
                 self._interrupted()
                 return stop.exit_code
             self._save_final()
@@ -103,7 +103,7 @@ class Trainer:
             self._clock = now
             last = step == self.training.total_steps
             save = last or step % self.config.output.checkpointing_steps == 0 or stop.signal is not None
-            draw = bool(every) and (last or step % every == 0)
+            draw = bool(every) and (last or step % every == 0) and stop.signal is None
             if save or draw:
                 self._finish(pending)
                 pending = None
@@ -179,6 +179,8 @@ class Trainer:
                     checkpoint.prune(
                         self.output, self.config.output.checkpoints_total_limit, newest=self.last_checkpoint
                     )
+            except state.WeightsNotFinite as problem:
+                raise TrainingFailed(f"{problem}; the last good checkpoint: {self.last_checkpoint}") from problem
             except OSError as problem:
                 say(f"WARNING: checkpoint {self.progress.step} was not saved: {problem}; training goes on")
                 self.reporter.event({"step": self.progress.step, "event": "save failed", "message": str(problem)})
@@ -216,7 +218,7 @@ class Trainer:
 
     def _note(self, status: str, message: str | None = None) -> None:
         if self.runtime.is_main:
-            checkpoint.write_run_state(
+            run_state.write_run_state(
                 self.output,
                 status,
                 step=self.progress.step,
@@ -254,12 +256,12 @@ def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -
     else:
         found = checkpoint.load(Path(wanted))
     saved = state.read_about(found.files)
-    changes = checkpoint.changed_settings(
+    found_changes = changes.changed_settings(
         {**saved["config"], **saved["fingerprints"]},
         {**to_flat_dict(config), **fingerprints},
         world_size_old=saved["world_size"],
         world_size_new=runtime.world_size,
     )
-    checkpoint.refuse_changes(changes, config.output.changes_allowed)
+    changes.refuse_changes(found_changes, config.output.changes_allowed)
     say(f"Going on from {found.folder}")
     return found

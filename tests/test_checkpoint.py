@@ -14,25 +14,12 @@ from pathlib import Path
 import pytest
 
 from flux_db import atomic, checkpoint
-from flux_db.checkpoint import (
-    FREE,
-    GLOBAL_BATCH,
-    LENGTH,
-    Change,
-    DamagedCheckpoint,
-    changed_settings,
-    clean_leftovers,
-    find_latest,
-    load,
-    prune,
-    read_run_state,
-    refuse_changes,
-    save,
-    write_run_state,
-)
+from flux_db.changes import FREE, GLOBAL_BATCH, LENGTH, Change, changed_settings, refuse_changes
+from flux_db.checkpoint import DamagedCheckpoint, clean_leftovers, find_latest, load, prune, save
 from flux_db.config import from_flat_dict, to_flat_dict
 from flux_db.errors import UserError
 from flux_db.lock import OutputLock
+from flux_db.run_state import read_run_state, write_run_state
 
 ROOT = Path(__file__).parents[1]
 

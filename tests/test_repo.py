@@ -26,11 +26,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROWS = """
 __init__
 errors console atomic stream flow cpu_ops
-config captions lock interrupt checkpoint tiny_model
-preflight images runtime optim export report demo_pictures
+config captions lock interrupt changes run_state checkpoint tiny_model
+preflight images runtime optim export report demo_pictures golden
 cli dataset models lora train_step
 encode sample build
-batches validate state prior
+batches validate state prior selftest
 prepare trainer
 pipeline __main__
 train_dreambooth_lora_flux
@@ -92,7 +92,7 @@ def test_neither_torch_nor_pickle(name):
 
 def test_settings_are_checked_before_mindspore_is_imported():
     """A mistake in the settings is told within a second; MindSpore alone takes several to import."""
-    reached, waiting = set(), {ENTRY.stem}
+    reached, waiting = set(), {ENTRY.stem, "dataset"}  # the script imports dataset first of all, inside main
     while waiting:
         name = waiting.pop()
         reached.add(name)
@@ -161,7 +161,8 @@ def test_readme_names_exactly_the_configs_there_are():
 
 def test_readme_flags_exist():
     known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {"config", "help"}
-    elsewhere = {"size", "seed", "big-t5"} | {"worker_num", "local_worker_num", "join"}  # flux_db's commands; msrun
+    elsewhere = {"size", "seed", "big-t5", "interop"}  # flux_db's commands and scripts
+    elsewhere |= {"worker_num", "local_worker_num", "master_port", "log_dir", "join"}  # msrun
     named = {name.removeprefix("no-") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)}
     assert not named - known - elsewhere
 

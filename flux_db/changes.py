@@ -1,0 +1,143 @@
+"""Which settings may differ from a checkpoint's on resume, and which would give another result."""
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flux_db.errors import UserError
+
+# Settings that do not reach the result. What is not listed here, a new setting included, binds.
+FREE = frozenset(
+    {
+        # Where things lie: the model and the pictures are compared by fingerprint instead.
+        "pretrained_model_name_or_path",
+        "instance_data_dir",
+        "class_data_dir",
+        "cache_dir",
+        "encode_cache_dir",
+        "output_dir",
+        "logging_dir",
+        # What is saved, shown and drawn beside the training.
+        "checkpointing_steps",
+        "checkpoints_total_limit",
+        "resume_from_checkpoint",
+        "allow_changed",
+        "max_skipped_steps",
+        "upcast_before_saving",
+        "report_to",
+        "sample_batch_size",
+        "validation_prompt",
+        "num_validation_images",
+        "validation_epochs",
+        "validation_steps",
+        "validation_inference_steps",
+        "validation_guidance",
+        # How the same sums are computed.
+        "device",
+        "distributed",
+        "jit_level",
+        "gradient_checkpointing",
+        "dataloader_num_workers",
+        "enable_mindspore_data_sink",
+    }
+)
+
+# Of these the product counts, over all cards.
+GLOBAL_BATCH = ("train_batch_size", "gradient_accumulation_steps")
+
+LENGTH = ("max_train_steps", "num_train_epochs")
+
+# Schedules that are the same for every length of the run.
+ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
+
+# Entries beside the settings, and the setting that --allow_changed knows them by.
+FINGERPRINTS = {"model_fingerprint": "pretrained_model_name_or_path", "data_fingerprint": "instance_data_dir"}
+
+ABSENT = "(not recorded)"
+
+
+class Change(NamedTuple):
+    """A setting that differs from the checkpoint's."""
+
+    name: str
+    old: Any
+    new: Any
+
+
+def changed_settings(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, world_size_old: int, world_size_new: int
+) -> list[Change]:
+    """The settings that change the result, of the checkpoint's flat config and the one of now.
+
+    Both may hold `model_fingerprint` and `data_fingerprint`; they are reported under their folder's setting.
+    """
+    special = {*FREE, *GLOBAL_BATCH, *LENGTH, *FINGERPRINTS}
+    names = [name for name in dict.fromkeys([*new, *old]) if name not in special]
+    return [
+        *_changed_content(old, new),
+        *(Change(name, *_both(name, old, new)) for name in names if operator.ne(*_both(name, old, new))),
+        *_changed_length(old, new),
+        *_changed_batch(old, new, world_size_old, world_size_new),
+    ]
+
+
+def _both(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Any, Any]:
+    return old.get(name, ABSENT), new.get(name, ABSENT)
+
+
+def _changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    def shown(settings: Mapping[str, Any], entry: str, setting: str) -> str:
+        return f"{settings.get(setting, ABSENT)} with content {settings.get(entry, ABSENT)}"
+
+    return [
+        Change(setting, shown(old, entry, setting), shown(new, entry, setting))
+        for entry, setting in FINGERPRINTS.items()
+        if operator.ne(*_both(entry, old, new))
+    ]
+
+
+def _changed_length(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """A longer run is always welcome; a shorter one bends a schedule that is drawn over the whole length."""
+    if new.get("lr_scheduler") in ENDLESS_SCHEDULES:
+        return []
+    steps, epochs = LENGTH
+    name = steps if old.get(steps) is not None or new.get(steps) is not None else epochs
+    before, after = old.get(name), new.get(name)
+    # Steps and epochs cannot be compared without the pictures, so a change between them is shown to the user.
+    longer = None not in (before, after) and after >= before
+    return [] if longer or before == after else [Change(name, before, after)]
+
+
+def _changed_batch(old: Mapping[str, Any], new: Mapping[str, Any], cards_old: int, cards_new: int) -> list[Change]:
+    before, after = _dealing(old, cards_old), _dealing(new, cards_new)
+    if math.prod(before) == math.prod(after):
+        return []
+    texts = [
+        f"{batch} x {accumulation} accumulated x {cards} cards = {batch * accumulation * cards}"
+        for batch, accumulation, cards in (before, after)
+    ]
+    return [Change("train_batch_size", *texts)]
+
+
+def _dealing(settings: Mapping[str, Any], cards: int) -> tuple[int, int, int]:
+    batch, accumulation = (settings.get(name, 1) for name in GLOBAL_BATCH)
+    return batch, accumulation, cards
+
+
+def refuse_changes(changes: list[Change], allowed: frozenset[str]) -> None:
+    """Raise a UserError that lists every change not allowed and the flag that allows them all."""
+    refused = [change for change in changes if change.name not in allowed]
+    if not refused:
+        return
+    lines = [f"  {change.name}: {change.old!r} in the checkpoint, {change.new!r} now" for change in refused]
+    names = ",".join(sorted({*allowed, *(change.name for change in refused)}))
+    raise UserError(
+        "\n".join(
+            [
+                "the checkpoint was made with other settings, and these change the result:",
+                *lines,
+                f"set them back, or go on with the new ones by --allow_changed {names}",
+            ]
+        )
+    )

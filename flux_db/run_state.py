@@ -1,0 +1,52 @@
+"""How a run stands: one small file in its output folder that tells the truth at any time."""
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, get_args
+
+from flux_db import __version__, atomic
+
+RUN_STATE = "train_state.json"
+SCHEMA = 1
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The truth about an output folder; `running` without a holder of the lock means that the run was killed."""
+
+    status: Status
+    step: int
+    last_good_checkpoint: str | None
+    message: str | None
+    time: str
+    tool: str
+    schema: int
+
+
+def write_run_state(
+    output_dir: Path | str,
+    status: Status,
+    *,
+    step: int,
+    last_good_checkpoint: Path | str | None,
+    message: str | None = None,
+) -> None:
+    """Replace the folder's `train_state.json`."""
+    if status not in get_args(Status):
+        raise ValueError(f"no such status: {status}")
+    good = None if last_good_checkpoint is None else str(last_good_checkpoint)
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    state = RunState(status, step, good, message, now, f"flux_db {__version__}", SCHEMA)
+    atomic.write_file(Path(output_dir, RUN_STATE), (json.dumps(asdict(state), indent=2) + "\n").encode())
+
+
+def read_run_state(output_dir: Path | str) -> RunState | None:
+    """The state last written; None where there is none that this version can read."""
+    try:
+        return RunState(**json.loads(Path(output_dir, RUN_STATE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,183 @@
+"""LoRA files and training, live, both ways: MindSpore here, diffusers on torch in the second environment."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from world import PROMPT, metrics, train
+
+from flux_db import batches, build, encode, flow, golden, lora, models
+from flux_db.config import to_flat_dict
+from flux_db.prepare import prepare
+from flux_db.sample import Request, Sampler, SampleSettings
+from flux_db.stream import Dealing, Purpose, generator
+
+ROOT = Path(__file__).parents[2]
+STEPS = 20
+RUNS = {
+    "alpha is the rank": {"rank": 4},
+    "alpha is not the rank, custom layers": {
+        "rank": 4,
+        "lora_alpha": 10.0,
+        "lora_layers": "attn.add_q_proj,attn.to_out.0,ff_context.net.0.proj,proj_mlp",
+        "weighting_scheme": "sigma_sqrt",
+        "train_batch_size": 2,
+    },
+}
+
+
+def ask_torch(command, model, folder, arrays=None, **settings):
+    """Run a command of torch_side.py; returns its arrays and facts."""
+    given, got = folder / f"{command}.in.safetensors", folder / f"{command}.out.safetensors"
+    arrays = {name: np.ascontiguousarray(value) for name, value in (arrays or {"none": np.zeros(1)}).items()}
+    save_file(arrays, given, {"settings": json.dumps(settings)})
+    words = [os.environ["FLUX_DB_TORCH_PYTHON"], Path(__file__).with_name("torch_side.py"), command, model, given, got]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    with safe_open(got, "numpy") as file:
+        return load_file(got), json.loads(file.metadata()["facts"])
+
+
+@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS.keys())
+def run(request, cpu, world, tmp_path_factory):
+    """A LoRA trained here, as the script trains it."""
+    config = world.config(
+        tmp_path_factory.mktemp("run"), max_train_steps=STEPS, learning_rate=1e-2, guidance_scale=3.5, **request.param
+    )
+    assert train(config) == 0
+    return config
+
+
+def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
+    model, cache, dataset = prepare(run, cpu)
+    source = batches.BatchSource(
+        config=run,
+        dataset=dataset,
+        cache=cache,
+        dealing=Dealing(batch=run.optim.train_batch_size),
+        latent_shape=build.latent_shape(run, model),
+        learning_rates=np.full(STEPS, run.optim.learning_rate, np.float32),
+        num_timesteps=1000,
+    )
+    names = [name.replace("pooled_prompt_embeds", "pooled") for name in batches.COLUMNS]
+    arrays = {
+        f"{number}/{name}": value for number in range(STEPS) for name, value in zip(names, source[number], strict=True)
+    }
+    start = models.load_transformer(model, ms.float32)
+    lora.inject(start, run.lora, run.output.seed)
+    arrays |= {f"start/transformer.{name}.weight": p.asnumpy() for name, p in lora.parameters(start).items()}
+    wanted, _ = ask_torch(
+        "train",
+        model,
+        tmp_path,
+        arrays,
+        steps=STEPS,
+        rank=run.lora.rank,
+        alpha=run.lora.alpha,
+        layers=run.lora.layers,
+        optimizer=to_flat_dict(run),
+        loss={"scheme": run.loss.weighting_scheme, "guidance_scale": run.loss.guidance_scale},
+    )
+    rows = metrics(Path(run.output.output_dir))
+    loss, norm = (np.array([row[name] for row in rows]) for name in ("loss", "grad_norm"))
+    errors = np.abs(loss / wanted["loss"] - 1), np.abs(norm / wanted["norm"] - 1)
+    print(f"loss {errors[0].max():.1e}, norm {errors[1].max():.1e}, relative, of {STEPS} steps")
+    assert len(loss) == STEPS and errors[0].max() <= 1e-5
+    assert np.ptp(loss) > 1e-3
+
+
+def picture_request(world, config, model):
+    prompt = encode.read(encode.open_cache(config, model).prompt_file(PROMPT))
+    return Request(**prompt, seed=5, number=0)
+
+
+def draw_here(model, transformer, request):
+    settings = SampleSettings(height=64, width=64, steps=4, guidance=golden.GUIDANCE)
+    pixels = Sampler(model, transformer, ms.float32).pixels([request], settings)[0]
+    return np.clip(pixels / 2 + 0.5, 0, 1)
+
+
+def test_a_lora_trained_here_draws_the_same_picture_there(run, world, tmp_path):
+    file = Path(run.output.output_dir, "pytorch_lora_weights.safetensors")
+    request = picture_request(world, run, world.model)
+    arrays = {
+        "prompt_embeds": request.prompt_embeds,
+        "pooled_prompt_embeds": request.pooled_prompt_embeds,
+        "noise": generator(request.seed, request.number, Purpose.SAMPLE).standard_normal((16, 8, 8), np.float32),
+    }
+    there, facts = ask_torch("draw", world.model, tmp_path, arrays, lora=str(file))
+    assert facts["remarks"] == []
+    config, tensors = lora.read_file(file.read_bytes())
+    weights = {name: value for name, value in tensors.items() if not name.endswith(".alpha")}
+    loaded = {name.removeprefix("loaded/"): v for name, v in there.items() if name.startswith("loaded/")}
+    assert loaded.keys() == weights.keys(), "no key missing, none unexpected"
+    assert all(np.array_equal(loaded[name], weights[name]) for name in weights)
+
+    assert (config.rank, config.alpha) == (run.lora.rank, run.lora.alpha)
+    transformer = models.load_transformer(world.model, ms.float32)
+    bare = draw_here(world.model, transformer, request)
+    lora.inject(transformer, config, seed=0)
+    lora.load_state_dict(transformer, tensors)
+    with_lora = draw_here(world.model, transformer, request)
+    errors = np.abs(bare - there["bare"]).max(), np.abs(with_lora - there["with_lora"]).max()
+    effect = np.abs(with_lora - bare).max()
+    print(f"picture {errors[0]:.1e}, with LoRA {errors[1]:.1e}; effect of the LoRA {effect:.1e}")
+    assert effect > 1e-2
+    assert max(errors) <= 2e-4
+
+
+@pytest.mark.parametrize(
+    ("alpha", "layers"), [(4, ["to_q", "to_k"]), (10, ["attn.add_v_proj", "ff.net.2", "proj_out"])]
+)
+def test_a_lora_made_there_answers_the_same_here(cpu, world, tmp_path, alpha, layers):
+    folder = tmp_path / "lora"
+    there, _ = ask_torch("make_lora", world.model, tmp_path, save_to=str(folder), rank=4, alpha=alpha, layers=layers)
+    config, tensors = lora.read_file((folder / "pytorch_lora_weights.safetensors").read_bytes())
+    assert (config.rank, config.alpha) == (4, alpha)
+    transformer = models.load_transformer(world.model, ms.float32)
+    lora.inject(transformer, config, seed=0)
+    lora.load_state_dict(transformer, tensors)
+    settings = build.step_settings(
+        world.config(tmp_path, guidance_scale=golden.GUIDANCE), cpu, world.model, prior=False
+    )
+    here = answer(transformer, settings)
+    error = np.abs(here - there["answer"]).max()
+    print(f"transformer with LoRA {error:.1e}")
+    assert error <= 5e-4
+    lora.remove(transformer)
+    assert np.abs(answer(transformer, settings) - here).max() > 0.05
+
+
+def answer(transformer, settings):
+    batch = {name: Tensor(value) for name, value in golden.batch(0).items()}
+    index = golden.batch(0)["index"]
+    x_0 = flow.latents_from_moments(batch["pictures"], batch["eps"], settings.vae_shift, settings.vae_scale)
+    x_t = flow.add_noise(x_0, batch["noise"], Tensor(settings.sigmas[index]))
+    return transformer(
+        hidden_states=flow.pack(x_t),
+        timestep=Tensor(settings.timesteps[index]),
+        guidance=Tensor(np.full(len(index), golden.GUIDANCE, np.float32)),
+        pooled_projections=batch["pooled"],
+        encoder_hidden_states=batch["prompt_embeds"],
+        txt_ids=Tensor(np.zeros((golden.TOKENS, 3), np.float32)),
+        img_ids=Tensor(flow.image_position_ids(golden.SIDE, golden.SIDE)),
+    )[0].asnumpy()
+
+
+def test_reference_files_are_made_again_byte_for_byte(tmp_path):
+    words = [os.environ["FLUX_DB_TORCH_PYTHON"], str(ROOT / "scripts" / "make_golden.py"), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    made, kept = golden.read(tmp_path), golden.read()
+    if made.facts["versions"] != kept.facts["versions"]:
+        pytest.skip(f"other versions: {made.facts['versions']}")
+    for name in (golden.ARRAYS, golden.FACTS):
+        assert (tmp_path / name).read_bytes() == (golden.FOLDER / name).read_bytes(), name

@@ -1,0 +1,99 @@
+"""diffusers on torch at the other end of the live comparison: `python torch_side.py COMMAND MODEL INPUTS OUTPUTS`.
+
+Runs in the second environment. Arrays go in and out as safetensors files; settings are in the metadata.
+"""
+
+# ruff: noqa: E402
+import json
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import torch_reference as reference  # first: it decides how torch computes
+
+# isort: split
+import numpy as np
+import torch
+from diffusers import FluxPipeline
+from diffusers.training_utils import _collate_lora_metadata
+from peft.utils import get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from flux_db import golden
+
+
+class Remarks(logging.Handler):
+    """Everything that diffusers and peft warn about: among it missing and unexpected keys."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        for name in ("diffusers", "peft"):
+            logging.getLogger(name).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # that the file has nothing for the text encoders is as it should be
+        if "prefix='text_encoder'" not in record.getMessage():
+            self.texts.append(record.getMessage())
+
+
+def draw(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
+    """A picture without and with a LoRA file."""
+    pipe = reference.pipeline(model, reference.load_transformer(model))
+    given = (arrays["prompt_embeds"], arrays["pooled_prompt_embeds"], arrays["noise"], 4, golden.GUIDANCE)
+    pictures = {"bare": reference.draw(pipe, *given)}
+    remarks = Remarks()
+    file = Path(settings["lora"])
+    pipe.load_lora_weights(file.parent, weight_name=file.name, adapter_name="default")
+    pictures["with_lora"] = reference.draw(pipe, *given)
+    state = get_peft_model_state_dict(pipe.transformer)
+    loaded = {f"loaded/transformer.{name}": value.numpy() for name, value in state.items()}
+    return pictures | loaded, {"remarks": remarks.texts}
+
+
+def make_lora(model: Path, _: dict, settings: dict) -> tuple[dict, dict]:
+    """A LoRA file by diffusers, and what the transformer answers with it."""
+    trainee = reference.Trainee(model)
+    reference.add_lora(trainee.transformer, settings["layers"], settings["rank"], settings["alpha"])
+    shapes = {key: tuple(value.shape) for key, value in reference.lora_state(trainee.transformer).items()}
+    reference.set_lora(trainee.transformer, golden.lora_weights(shapes))
+    FluxPipeline.save_lora_weights(
+        settings["save_to"],
+        transformer_lora_layers=get_peft_model_state_dict(trainee.transformer),
+        **_collate_lora_metadata({"transformer": trainee.transformer}),
+    )
+    with torch.no_grad():
+        return {"answer": trainee.predict(golden.batch(0), golden.GUIDANCE)[0].numpy()}, {}
+
+
+def train(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
+    """The given batches from the given start."""
+    trainee = reference.Trainee(model)
+    reference.add_lora(trainee.transformer, settings["layers"], settings["rank"], settings["alpha"])
+    reference.set_lora(trainee.transformer, part(arrays, "start/"))
+    batches = [part(arrays, f"{number}/") for number in range(settings["steps"])]
+    course = np.array(trainee.train(batches, settings["optimizer"], **settings["loss"]))
+    weights = {name: value.detach().numpy() for name, value in reference.lora_state(trainee.transformer).items()}
+    return {"loss": course[:, 0], "norm": course[:, 1], **weights}, {}
+
+
+def part(arrays: dict, prefix: str) -> dict:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def main(command: str, model: str, inputs: str, outputs: str) -> None:
+    reference.start()
+    with safe_open(inputs, "numpy") as file:
+        settings = json.loads(file.metadata()["settings"])
+    results, facts = {"draw": draw, "make_lora": make_lora, "train": train}[command](
+        Path(model), load_file(inputs), settings
+    )
+    save_file({name: np.ascontiguousarray(v) for name, v in results.items()}, outputs, {"facts": json.dumps(facts)})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
