@@ -185,6 +185,26 @@ def flux_pos_embed_construct(self, ids):
     return ops.cos(angles), ops.sin(angles)
 
 
+# --- timesteps ---------------------------------------------------------------------------------------------------
+
+
+@ops.constexpr
+def _timestep_frequencies(half_dim, downscale_freq_shift):
+    """[half_dim] frequencies. In numpy: the CPU's exp is wrong by 4e-6, and guidance 3.5 multiplies that by 3500."""
+    # exponents in float32 as in the original, so that they round as they do there
+    exponent = np.float32(-math.log(10000)) * np.arange(half_dim, dtype=np.float32)
+    exponent = exponent / np.float32(half_dim - downscale_freq_shift)
+    return ms.Tensor(np.exp(exponent.astype(np.float64)), ms.float32)
+
+
+def timesteps_construct(self, timesteps):
+    frequencies = _timestep_frequencies(self.num_channels // 2, self.downscale_freq_shift)
+    # [B, 1] x [D/2] -> [B, D/2]
+    angles = self.scale * (timesteps.astype(ms.float32).reshape(-1, 1) * frequencies)
+    pair = (ops.cos(angles), ops.sin(angles)) if self.flip_sin_to_cos else (ops.sin(angles), ops.cos(angles))
+    return ops.concat(pair, -1)
+
+
 # --- T5 ----------------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +312,7 @@ def install() -> None:
 
 def _replacements() -> list[tuple[Any, str, Any]]:
     # mindone is imported here because importing it already runs mint operators
-    from mindone.diffusers.models import attention_processor, normalization
+    from mindone.diffusers.models import attention_processor, embeddings, normalization
     from mindone.diffusers.models.transformers import transformer_flux
     from mindone.transformers.models.t5 import modeling_t5
 
@@ -309,6 +329,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (normalization.AdaLayerNormZeroSingle, "construct", ada_layer_norm_zero_single_construct),
         (transformer_flux.FluxPosEmbed, "construct", flux_pos_embed_construct),
         (transformer_flux.FluxAttnProcessor, "__call__", flux_attention_call),
+        (embeddings.Timesteps, "construct", timesteps_construct),
         (modeling_t5.T5Attention, "compute_bias", t5_compute_bias),
         (attention_processor.Attention, "scaled_dot_product_attention", scaled_dot_product_attention),
     ]

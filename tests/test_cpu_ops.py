@@ -551,6 +551,19 @@ def test_a_mask_is_refused_and_not_ignored():
         cpu_ops.flux_attention_call(None, None, x, attention_mask=x)
 
 
+@pytest.mark.parametrize("flip", [True, False])
+def test_timestep_embedding_is_its_definition(flip):
+    """At 3500, which guidance 3.5 becomes, an error in a frequency shows 3500 times as large."""
+    from mindone.diffusers.models.embeddings import Timesteps
+
+    times = np.array([0.0, 1.0, 17.0, 997.0, 3500.0])
+    angles = times[:, None] * 10000.0 ** -(np.arange(128) / 128)
+    parts = (np.cos(angles), np.sin(angles)) if flip else (np.sin(angles), np.cos(angles))
+    cell = Timesteps(256, flip_sin_to_cos=flip, downscale_freq_shift=0)
+    error = np.abs(cell(Tensor(times, ms.float32)).asnumpy() - np.concatenate(parts, axis=1)).max(axis=1)
+    assert (error <= 1e-6 + 1e-7 * times).all(), error
+
+
 # --- T5 ----------------------------------------------------------------------------------------------------------
 
 

@@ -25,17 +25,8 @@ QUANTITIES = (
 )  # fmt: skip
 
 
-# The CPU's exp makes the frequencies of the timestep embedding wrong by 4e-6, and guidance 3.5 multiplies that by 3500.
-WRONG_ON_CPU = {
-    "transformer", "transformer with LoRA", "loss, 20 cases", "LoRA gradients", "gradient norm, 20 steps",
-    "AdamW loss, 20 steps", "picture, 4 steps",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_same_as_torch(rows, quantity, request):
-    if quantity in WRONG_ON_CPU:
-        request.applymarker(pytest.mark.xfail(reason="exp on the CPU", strict=True))
+def test_same_as_torch(rows, quantity):
     row = rows[quantity]
     assert row.passed, f"{row.measured:.2e} is more than {row.tolerance:.2e}"
 
