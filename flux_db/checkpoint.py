@@ -245,6 +245,19 @@ def _has_right_sizes(folder: Path) -> bool:
     return all((folder / name).is_file() and (folder / name).stat().st_size == files[name]["size"] for name in files)
 
 
+def set_aside(output_dir: Path | str) -> Path | None:
+    """Move an earlier run's checkpoints to `earlier-<n>/`, where a new run's `latest` does not find them."""
+    ours = [folder for _, folder in numbered(output_dir) if _is_ours(folder)]
+    if not ours:
+        return None
+    target = next(p for n in itertools.count(1) if not (p := Path(output_dir, f"earlier-{n}")).exists())
+    target.mkdir()
+    for folder in ours:
+        folder.rename(target / folder.name)
+    atomic.sync_folder(Path(output_dir))
+    return target
+
+
 def clean_leftovers(output_dir: Path | str) -> list[str]:
     """Clear away what a dead run left under temporary names, and say what was done in a line each.
 

@@ -245,6 +245,8 @@ def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -
     """The checkpoint to go on from, if any; refused if its settings would give another result."""
     wanted = config.output.resume_from_checkpoint
     if not wanted:
+        if runtime.is_main and (moved := checkpoint.set_aside(config.output.output_dir)):
+            say(f"Starting afresh: the checkpoints of an earlier run are now in {moved}")
         return None
     if wanted == "latest":
         found, skipped = checkpoint.find_latest(config.output.output_dir)
