@@ -161,7 +161,7 @@ def test_readme_names_exactly_the_configs_there_are():
 
 def test_readme_flags_exist():
     known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {"config", "help"}
-    elsewhere = {"size", "seed", "big-t5", "interop"}  # flux_db's commands and scripts
+    elsewhere = {"size", "seed", "big-t5", "interop", "kills"}  # flux_db's commands and scripts
     elsewhere |= {"worker_num", "local_worker_num", "master_port", "log_dir", "join"}  # msrun
     named = {name.removeprefix("no-") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)}
     assert not named - known - elsewhere
