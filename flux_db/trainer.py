@@ -206,7 +206,7 @@ class Trainer:
         self.reporter.close()
         if self.runtime.is_main:
             say(f"Stopped after step {self.progress.step}; saved as {self.last_checkpoint}. To go on:")
-            say("  " + resume_command(self.config, sys.argv))
+            say("  " + resume_command(sys.argv))
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -227,7 +227,7 @@ class Trainer:
             )
 
 
-def resume_command(config: Config, argv: list[str]) -> str:
+def resume_command(argv: list[str]) -> str:
     """The command line of this run, with the flag that makes it go on."""
     kept = []
     skip = False
