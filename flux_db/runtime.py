@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, ops
 from mindspore.communication import get_group_size, get_rank, init
 
@@ -33,10 +34,16 @@ class Runtime:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Float32 values summed over the ranks, on every rank; with one process they come back as they are."""
+        values = np.asarray(values, np.float32)
+        if self.world_size == 1:
+            return values
+        return ops.AllReduce()(Tensor(values)).asnumpy()
+
     def barrier(self) -> None:
         """Wait for the other ranks; a one-element sum, because the CPU backend has no barrier."""
-        if self.world_size > 1:
-            ops.AllReduce()(Tensor([1.0], ms.float32)).asnumpy()
+        self.sum(np.ones(1))
 
 
 def start(config: RuntimeConfig) -> Runtime:
