@@ -75,6 +75,11 @@ def sound_class_pictures(config: Config) -> list[Picture]:
     return list(inspect_pictures(found, config.data.resolution).pictures)
 
 
+def lacks_class_images(config: Config) -> bool:
+    """Whether class pictures must be drawn before training."""
+    return config.data.with_prior_preservation and len(sound_class_pictures(config)) < config.data.num_class_images
+
+
 def _sample(picture: Picture, prompt: str, config: Config) -> Sample:
     crop = (0.5, 0.5)
     if config.data.cache_latents and not config.data.center_crop:

@@ -132,7 +132,7 @@ def encode(config: Config, model: Path, cache: Cache, work: Work) -> None:
     """Fill the cache. Loads one encoder after the other and only what is needed."""
     from flux_db import runtime
 
-    runtime.start(config.runtime)
+    runtime.start(config.runtime, alone=True)
     cache.folder.mkdir(parents=True, exist_ok=True)
     if work.prompts:
         encode_prompts(config, model, cache, work.prompts)

@@ -53,7 +53,10 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
             validator = Validator(config, cache, sampler, reporter)
         code = trainer.run(reporter, validator, stop)
     except TrainingFailed as problem:
-        say(f"error: {problem}")
+        if runtime.is_main or not problem.everywhere:
+            say(f"error: {problem}")
+        if problem.everywhere:
+            runtime.barrier()  # the launcher ends all processes as soon as one has ended
         return 1
     finally:
         reporter.close()

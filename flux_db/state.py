@@ -49,6 +49,13 @@ def to_files(training: Training, config: Config, progress: Progress, about: Mapp
     }
 
 
+def contents(training: Training) -> dict[str, bytes]:
+    """What must be the same on every rank, by name."""
+    weights = b"".join(p.asnumpy().tobytes() for p in lora.parameters(training.transformer).values())
+    moments = b"".join(p.asnumpy().tobytes() for p in training.optimizer.state().values())
+    return {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
+
+
 def from_files(files: Mapping[str, bytes], training: Training) -> Progress:
     """Restore; before the first compiled step, which would not see the new values afterwards."""
     lora.load_state_dict(training.transformer, load(files[LORA]))

@@ -26,10 +26,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROWS = """
 __init__
 errors console atomic stream flow cpu_ops
-config captions lock interrupt changes run_state checkpoint tiny_model
+config captions lock interrupt changes run_state checkpoint tiny_model worker_logs
 preflight images runtime optim export report demo_pictures golden
 cli dataset models lora train_step
-encode sample build
+encode sample build launch
 batches validate state prior selftest
 prepare trainer
 pipeline __main__
