@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import nn
 from mindspore.amp import DynamicLossScaler
 
-from flux_db import flow, lora, models, optim
+from flux_db import flow, lora, models, optim, sharding
 from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset
@@ -51,6 +51,8 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
         transformer = models.load_transformer(model, runtime.dtype, config.model.variant)
     rows = dealing.batch * (2 if dataset.class_samples else 1)
     dropout_key = lora.inject(transformer, config.lora, config.output.seed, rows)
+    if config.runtime.shard_base:
+        _shard(transformer, runtime)
     if config.runtime.gradient_checkpointing:
         recompute_blocks(transformer)
     weights = lora.parameters(transformer)
@@ -87,6 +89,15 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
         num_timesteps=len(settings.sigmas),
         latent_shape=latent_shape(config, model),
     )
+
+
+def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
+    with stage("Spreading the transformer over the cards"):
+        before, after = sharding.shard_base(transformer, runtime)
+    if runtime.world_size == 1:
+        say("warning: --shard_base does nothing on one card")
+    elif runtime.is_main:
+        say(f"Each card keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
 
 
 def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:

@@ -36,6 +36,7 @@ FREE = frozenset(
         # How the same sums are computed.
         "device",
         "distributed",
+        "shard_base",
         "jit_level",
         "gradient_checkpointing",
         "dataloader_num_workers",

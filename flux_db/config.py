@@ -234,7 +234,10 @@ class RuntimeConfig:
     jit_level: Literal["O0", "O1", "O2"] = "O1"
     """MindSpore's compilation level on Ascend. The CPU backend always compiles at O0."""
     distributed: bool = False
-    """Train on several cards; start one process per card with msrun."""
+    """Demand several cards: refused in a process that msrun did not start. Under msrun it need not be given."""
+    shard_base: bool = False
+    """Spread the frozen transformer over the cards, for cards with less memory; each weight is gathered when it is
+    used. The result is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

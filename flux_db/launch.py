@@ -35,9 +35,11 @@ MARK = "FLUX_DB_LAUNCH"
 SCRIPT = str(Path(__file__).resolve().parents[1] / "train_dreambooth_lora_flux.py")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# A rank may wait this long for another: drawing samples and compiling take their time. On one server msrun itself sees
-# a dead worker at once, so nothing is lost by it. On several the default of 30 s stays: it is how they notice.
-PATIENCE_SECONDS = 3600
+# A rank may wait this long for another: drawing samples and compiling take their time.
+PATIENCE = {"HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600"}
+# On one server msrun itself sees a dead worker at once, so nothing is lost by waiting long for its sign of life. On
+# several the default of 30 s stays: it is how the others notice.
+ONE_SERVER_PATIENCE = {"MS_NODE_TIMEOUT": "3600"}
 # Workers of other servers are waited for this long.
 CLUSTER_SECONDS = 600
 # After the last worker has ended, the scheduler may take this long; then it is stopped too.
@@ -179,7 +181,7 @@ class Supervisor:
     def _environment(self, where: Cards) -> dict[str, str]:
         # msrun starts plain `python`
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        patience = {} if where.nodes > 1 else {"MS_NODE_TIMEOUT": str(PATIENCE_SECONDS)}
+        patience = PATIENCE | ({} if where.nodes > 1 else ONE_SERVER_PATIENCE)
         return {**patience, **os.environ, "PATH": path, MARK: self.mark, COMMAND: launched_as(where)}
 
     def _watch(self, msrun: subprocess.Popen) -> None:

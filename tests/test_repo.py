@@ -28,7 +28,7 @@ __init__
 errors console atomic stream flow cpu_ops
 config captions lock interrupt changes run_state checkpoint tiny_model worker_logs
 preflight images runtime optim export report demo_pictures golden
-cli dataset models lora train_step
+cli dataset models lora sharding train_step
 encode sample build launch
 batches validate state prior selftest
 prepare trainer
