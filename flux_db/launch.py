@@ -82,6 +82,8 @@ def launch(config: Config, flags: Sequence[str], where: Cards, log_dir: Path | N
     if problems := where.problems():
         raise UserError(problems)
     log_dir = log_dir or Path(config.output.output_dir, config.output.logging_dir)
+    if where.nodes > 1:
+        log_dir /= f"server_{where.node_rank}"  # the folder is seen by all of them
     with Supervisor(log_dir) as supervisor:
         if where.total == 1:
             return supervisor.run_logged([sys.executable, SCRIPT, *flags])
@@ -128,8 +130,11 @@ class Supervisor:
             return
         # msrun would kill the workers on Ctrl-C, and leave them alone for ever on SIGTERM: so it is not told
         workers = [p for p in processes if p.role == "MS_WORKER"]
+        gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         for process in workers or processes:
-            _send(process.pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+            joining = process.role == "MS_WORKER" and worker_logs.is_silent(self.log_dir, process.rank)
+            # MindSpore hears no signal while it waits for the other workers
+            _send(process.pid, signal.SIGKILL if joining else gentle)
 
     def run(self, command: Sequence[str]) -> int:
         """One process, on this terminal; returns its exit code."""

@@ -29,6 +29,12 @@ def keep_old(log_dir: Path) -> None:
         path.replace(path.with_name(path.name + ".old"))
 
 
+def is_silent(log_dir: Path, rank: int) -> bool:
+    """Whether a worker has said nothing yet, so that it is still waiting for the others to join."""
+    path = worker(log_dir, rank)
+    return not path.exists() or not re.sub(CHATTER, b"", path.read_bytes()).strip()
+
+
 @contextlib.contextmanager
 def follow(path: Path) -> Iterator[None]:
     """Show a log on the terminal while it grows."""

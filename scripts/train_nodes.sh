@@ -12,7 +12,7 @@
 #   MASTER_ADDR  IP address of server 0
 #   CARDS        cards on each server (default: 8)
 #   PORT         of msrun's scheduler on server 0 (default: 8118; the next one must be free as well)
-#   LOG_DIR      folder for the logs (default: logs in --output_dir)
+#   LOG_DIR      folder for the logs, server_0/worker_0.log and so on (default: logs in --output_dir)
 #   PYTHON       the python of your environment (default: the one on PATH that has MindSpore, then .venv)
 set -euo pipefail
 # shellcheck source=scripts/cards.sh

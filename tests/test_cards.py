@@ -256,6 +256,14 @@ def test_the_last_error_is_found_in_a_log():
     assert worker_logs.last_error("") == []
 
 
+def test_a_worker_that_said_nothing_yet_is_joining(tmp_path):
+    assert worker_logs.is_silent(tmp_path, 0)
+    (tmp_path / "worker_0.log").write_text("[WARNING] ME(1,python):2026 something\n")
+    assert worker_logs.is_silent(tmp_path, 0)
+    (tmp_path / "worker_0.log").write_text("Loading the transformer ...\n")
+    assert not worker_logs.is_silent(tmp_path, 0)
+
+
 def test_logs_of_the_launch_before_are_kept(tmp_path):
     (tmp_path / "worker_1.log").write_text("first")
     worker_logs.keep_old(tmp_path)
