@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
-    total = total_steps(config, len(dataset.samples), dealing)
+    total = total_steps(config, dataset, dealing)
     scale = dealing.global_batch if config.optim.scale_lr else 1
     if runtime.is_main:
         count = sum(optimizer.sizes)
@@ -76,6 +76,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
             f"LoRA of rank {config.lora.rank} in {len(weights) // 2} layers, {count / 1e6:.2f} M parameters; "
             f"{len(dataset.samples)} pictures, {total} steps of {dealing.global_batch}"
         )
+        _tell_data(config, dataset, dealing)
     return Training(
         transformer=transformer,
         optimizer=optimizer,
@@ -87,6 +88,23 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
         num_timesteps=len(settings.sigmas),
         latent_shape=latent_shape(config, model),
     )
+
+
+def _tell_data(config: Config, dataset: Dataset, dealing: Dealing) -> None:
+    counts = Counter(sample.size for sample in dataset.samples)
+    if len(counts) > 1:
+        shown = ", ".join(f"{width} x {height} ({counts[height, width]} pictures)" for height, width in dataset.sizes)
+        say(f"Buckets, each a graph of its own: {shown}")
+    for (height, width), count in counts.items():
+        if len(counts) > 1 and count < dealing.global_batch:
+            say(
+                f"warning: bucket {width} x {height} has {count} pictures for batches of {dealing.global_batch}: "
+                "a batch repeats them, and not every epoch has one"
+            )
+    if dataset.masked:
+        masked = sum(sample.mask is not None for sample in dataset.samples)
+        weight = config.data.unmasked_weight
+        say(f"Masks for {masked} of {len(dataset.samples)} pictures; outside of them the loss counts {weight:g}")
 
 
 def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:
@@ -108,11 +126,11 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
     )
 
 
-def total_steps(config: Config, pictures: int, dealing: Dealing) -> int:
-    """Optimizer steps of the run. An epoch that ends within a global batch is rounded up to a whole one."""
+def total_steps(config: Config, dataset: Dataset, dealing: Dealing) -> int:
+    """Optimizer steps of the run. Epochs that end within a global batch are rounded up to a whole one."""
     if config.optim.max_train_steps is not None:
         return config.optim.max_train_steps
-    return math.ceil(config.optim.num_train_epochs * pictures / dealing.global_batch)
+    return dataset.order(config.output.seed, dealing.global_batch).steps(config.optim.num_train_epochs)
 
 
 def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:
