@@ -40,7 +40,9 @@ def parse(text: str) -> list[Size]:
     for part in text.strip().strip(";").split(";"):
         match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", part)
         if match is None:
-            raise ValueError(f'"{part.strip()}" is not height,width; write {AUTO}, or sizes such as "512,768;768,512"')
+            raise ValueError(
+                f'"{part.strip()}" is not height,width; write {AUTO} alone, or sizes such as "512,768;768,512"'
+            )
         sizes.append((int(match[1]), int(match[2])))
     return sizes
 

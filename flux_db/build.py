@@ -93,13 +93,15 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
 def _tell_data(config: Config, dataset: Dataset, dealing: Dealing) -> None:
     counts = Counter(sample.size for sample in dataset.samples)
     if len(counts) > 1:
-        shown = ", ".join(f"{width} x {height} ({counts[height, width]} pictures)" for height, width in dataset.sizes)
-        say(f"Buckets, each a graph of its own: {shown}")
-    for (height, width), count in counts.items():
-        if len(counts) > 1 and count < dealing.global_batch:
+        shown = ", ".join(f"{width} x {height}: {counts[height, width]}" for height, width in dataset.sizes)
+        say(f"Pictures in each bucket, which is a graph of its own: {shown}")
+        small = [
+            f"{width} x {height}" for height, width in dataset.sizes if counts[height, width] < dealing.global_batch
+        ]
+        if small:
             say(
-                f"warning: bucket {width} x {height} has {count} pictures for batches of {dealing.global_batch}: "
-                "a batch repeats them, and not every epoch has one"
+                f"warning: fewer pictures than the {dealing.global_batch} of a step in {', '.join(small)}: "
+                "its steps repeat them, and not every epoch has such a step"
             )
     if dataset.masked:
         masked = sum(sample.mask is not None for sample in dataset.samples)

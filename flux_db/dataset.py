@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from flux_db import buckets
@@ -49,12 +50,12 @@ class Dataset:
         """Every distinct prompt, in order of appearance."""
         return tuple(dict.fromkeys(s.prompt for s in (*self.samples, *self.class_samples)))
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[Size, ...]:
         """Every size in use, from wide to tall."""
         return tuple(sorted({s.size for s in self.samples}))
 
-    @property
+    @cached_property
     def masked(self) -> bool:
         """Whether the loss is weighted by masks."""
         return any(s.mask for s in self.samples)

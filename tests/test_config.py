@@ -371,8 +371,8 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
         ),
         (["--mask_dir=./pictures"], "--mask_dir ./pictures: must be another folder than --instance_data_dir"),
         (
-            ["--aspect_ratio_buckets=512x768"],
-            '--aspect_ratio_buckets: "512x768" is not height,width; write auto, or sizes such as "512,768;768,512"',
+            ["--aspect_ratio_buckets=5x7"],
+            '--aspect_ratio_buckets: "5x7" is not height,width; write auto alone, or sizes such as "512,768;768,512"',
         ),
         (
             ["--aspect_ratio_buckets=512,500"],
