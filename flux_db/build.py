@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
-    total = total_steps(config, len(dataset.samples), dealing)
+    total = total_steps(config, dataset, dealing)
     scale = dealing.global_batch if config.optim.scale_lr else 1
     if runtime.is_main:
         count = sum(optimizer.sizes)
@@ -78,6 +78,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
             f"LoRA of rank {config.lora.rank} in {len(weights) // 2} layers, {count / 1e6:.2f} M parameters; "
             f"{len(dataset.samples)} pictures, {total} steps of {dealing.global_batch}"
         )
+        _tell_data(config, dataset, dealing)
     return Training(
         transformer=transformer,
         optimizer=optimizer,
@@ -100,6 +101,25 @@ def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
         say(f"Each card keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
 
 
+def _tell_data(config: Config, dataset: Dataset, dealing: Dealing) -> None:
+    counts = Counter(sample.size for sample in dataset.samples)
+    if len(counts) > 1:
+        shown = ", ".join(f"{width} x {height}: {counts[height, width]}" for height, width in dataset.sizes)
+        say(f"Pictures in each bucket, which is a graph of its own: {shown}")
+        small = [
+            f"{width} x {height}" for height, width in dataset.sizes if counts[height, width] < dealing.global_batch
+        ]
+        if small:
+            say(
+                f"warning: fewer pictures than the {dealing.global_batch} of a step in {', '.join(small)}: "
+                "its steps repeat them, and not every epoch has such a step"
+            )
+    if dataset.masked:
+        masked = sum(sample.mask is not None for sample in dataset.samples)
+        weight = config.data.unmasked_weight
+        say(f"Masks for {masked} of {len(dataset.samples)} pictures; outside of them the loss counts {weight:g}")
+
+
 def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:
     sigmas, timesteps = models.training_table(model)
     vae = models.read_config(model, "vae")
@@ -119,11 +139,11 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
     )
 
 
-def total_steps(config: Config, pictures: int, dealing: Dealing) -> int:
-    """Optimizer steps of the run. An epoch that ends within a global batch is rounded up to a whole one."""
+def total_steps(config: Config, dataset: Dataset, dealing: Dealing) -> int:
+    """Optimizer steps of the run. Epochs that end within a global batch are rounded up to a whole one."""
     if config.optim.max_train_steps is not None:
         return config.optim.max_train_steps
-    return math.ceil(config.optim.num_train_epochs * pictures / dealing.global_batch)
+    return dataset.order(config.output.seed, dealing.global_batch).steps(config.optim.num_train_epochs)
 
 
 def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:

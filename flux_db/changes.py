@@ -14,6 +14,7 @@ FREE = frozenset(
         "pretrained_model_name_or_path",
         "instance_data_dir",
         "class_data_dir",
+        "mask_dir",
         "cache_dir",
         "encode_cache_dir",
         "output_dir",

@@ -49,13 +49,29 @@ class DataConfig:
     """Class pictures to generate at a time."""
     resolution: int = 512
     """Side in pixels of the square that the model sees; a multiple of 16."""
+    aspect_ratio_buckets: str | None = None
+    """Instead of squares, crop each picture to the size of nearest shape: auto chooses sizes of about --resolution^2
+    pixels by the pictures, or name them as height,width;height,width. Every size is one more graph to compile."""
+    max_buckets: int = 5
+    """Most sizes of --aspect_ratio_buckets."""
     center_crop: bool = False
     """Crop the middle of each picture. Otherwise the crop is random: drawn once per picture with cached latents, anew
     for every sample with --no-cache_latents."""
+    cache_crops: int = 1
+    """Random crops of each picture to keep with cached latents; every draw takes one of them."""
     random_flip: bool = False
     """Mirror pictures left to right in half of the draws. Not for subjects with writing on them."""
     repeats: int = 1
     """How often each picture of the subject counts in one epoch."""
+    mask_dir: str | None = None
+    """Folder with masks that have the names of their pictures: white is the subject, black the rest. name.mask.png next
+    to a picture is its mask without this flag."""
+    alpha_mask: bool = False
+    """Take the alpha channel as the mask of pictures that have no other."""
+    unmasked_weight: float = 0.1
+    """Weight of the loss where a mask is black; where it is white the weight is 1. With 1 masks are not used."""
+    caption_dropout: float = 0.0
+    """Share of draws in which the subject's caption is replaced by the empty prompt."""
     max_sequence_length: int = 512
     """Tokens of a prompt that the T5 encoder sees, at most 512. Fewer save memory and time."""
     cache_latents: bool = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from flux_db.config import Config, cache_path
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
 from flux_db.images import load_rgb, resize_and_crop
+from flux_db.masks import mask_at
 from flux_db.models import fingerprint
 
 SCHEMA = 1
@@ -42,17 +43,24 @@ class Cache:
     """Fingerprint of the VAE."""
     text_precision: str
     max_sequence_length: int
-    resolution: int
 
     def prompt_file(self, prompt: str) -> Path:
         return self._file("prompt", [self.text_model, self.text_precision, self.max_sequence_length, prompt])
 
     def picture_file(self, sample: Sample, flip: bool) -> Path:
-        return self._file("latent", [self.vae, self.resolution, sample.picture.digest, list(sample.crop), flip])
+        """Moments of the sample's crop, and its mask."""
+        height, width = sample.size
+        size = height if height == width else [height, width]
+        content = [self.vae, size, sample.picture.digest, list(sample.crop), flip]
+        return self._file("latent", [*content, *_mask_key(sample)])
 
     def _file(self, kind: str, content: list) -> Path:
         key = hashlib.sha256(json.dumps([SCHEMA, kind, *content]).encode()).hexdigest()
         return self.folder / f"{kind}-{key[:40]}.safetensors"
+
+
+def _mask_key(sample: Sample) -> list:
+    return [] if sample.mask is None else [sample.mask.digest, sample.mask.is_alpha]
 
 
 def text_precision(config: Config) -> str:
@@ -67,7 +75,6 @@ def open_cache(config: Config, model: Path) -> Cache:
         vae=fingerprint(model, ("vae",)),
         text_precision=text_precision(config),
         max_sequence_length=config.data.max_sequence_length,
-        resolution=config.data.resolution,
     )
 
 
@@ -106,8 +113,9 @@ class Work:
 
 
 def prompts_in_use(config: Config) -> tuple[str, ...]:
-    """Prompts besides the captions: class and validation."""
+    """Prompts besides the captions: class, validation, and the empty one for --caption_dropout."""
     prompts = [config.data.class_prompt] if config.data.with_prior_preservation else []
+    prompts += [""] if config.data.caption_dropout else []
     return tuple(dict.fromkeys([*prompts, *config.validation.validation_prompt]))
 
 
@@ -116,7 +124,9 @@ def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
     pictures: dict[Path, tuple[Sample, bool]] = {}
     if config.data.cache_latents:
         flips = (False, True) if config.data.random_flip else (False,)
-        for sample in (*dataset.samples, *dataset.class_samples):
+        # a class picture may be drawn with any size of the subject's
+        in_all_sizes = (replace(s, size=size) for s in dataset.class_samples for size in dataset.sizes)
+        for sample in (version for s in (*dataset.samples, *in_all_sizes) for version in s.versions):
             for flip in flips:
                 pictures.setdefault(cache.picture_file(sample, flip), (sample, flip))
     return Work(
@@ -190,8 +200,11 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
 
     with stage("Loading the VAE"):
         encoder = Encoder(models.load_vae(model, models.VAE_DTYPE, config.model.variant)).set_train(False)
-    size = (config.data.resolution, config.data.resolution)
-    for sample, flip in tqdm(pictures, desc="VAE", unit="picture"):
-        pixels = resize_and_crop(load_rgb(sample.picture.path), size, sample.crop, flip)
-        moments = encoder(Tensor(pixels[None])).asnumpy()[0]
-        write(cache.picture_file(sample, flip), {"moments": moments})
+    # size by size, because each is a graph of its own
+    for sample, flip in tqdm(sorted(pictures, key=lambda work: work[0].size), desc="VAE", unit="picture"):
+        pixels = resize_and_crop(load_rgb(sample.picture.path), sample.size, sample.crop, flip)
+        arrays = {"moments": encoder(Tensor(pixels[None])).asnumpy()[0]}
+        if sample.mask:
+            latent = arrays["moments"].shape[1:]
+            arrays["mask"] = mask_at(sample.mask, sample.picture.size, sample.size, sample.crop, flip, latent)
+        write(cache.picture_file(sample, flip), arrays)

@@ -49,7 +49,7 @@ def _position_ids(text_length, height, width):
 
 
 class TrainStepForFluxDevDB(TrainStep):
-    """`step(pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary) -> [5]`.
+    """`step(pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary[, mask]) -> [5]`.
 
     pictures       [B, 2C, h, w] latent moments; or [B, 3, H, W] pixels in -1..1, if a VAE was given
     eps, noise     [B, C, h, w] standard normal, for the VAE's posterior and for the flow
@@ -58,6 +58,9 @@ class TrainStepForFluxDevDB(TrainStep):
     dropout_key    [B] what the LoRA dropout masks are made of
     lr             [] learning rate of this optimizer step
     boundary       [] true on the last micro-step of an accumulation window
+    mask           [B, 1, h, w] weight of the squared error at each latent; without masks there is no such input
+
+    Sizes are the inputs' own: each size compiles to one graph, and all graphs share weights and optimizer.
 
     On a boundary the result is: mean loss over the window and the ranks, gradient norm before clipping, whether the
     update was made (not, if any gradient was Inf or NaN), the loss scale in use, and how many ranks asked to stop.
@@ -106,7 +109,7 @@ class TrainStepForFluxDevDB(TrainStep):
             return pictures
         return ops.stop_gradient(self.vae.encode(pictures)[0])
 
-    def forward(self, pictures, eps, noise, index, prompt_embeds, pooled):
+    def forward(self, pictures, eps, noise, index, prompt_embeds, pooled, mask=None):
         sigma = self.sigmas[index]
         x_0 = flow.latents_from_moments(self.encode(pictures), eps, self.vae_shift, self.vae_scale)
         x_t = flow.add_noise(x_0, noise, sigma)
@@ -124,17 +127,20 @@ class TrainStepForFluxDevDB(TrainStep):
             img_ids=img_ids,
             return_dict=False,
         )[0]
-        errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index])
+        mask = None if mask is None else flow.pack(mask)
+        errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index], mask)
         if self.prior_loss_weight is None:
             loss = errors.mean()
         else:
             loss = flow.prior_preservation(errors, self.prior_loss_weight)
         return self.loss_scaler.scale(loss), loss
 
-    def construct(self, pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary):
+    def construct(self, pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary, mask=None):
         if self.dropout_key is not None:
             ops.assign(self.dropout_key, dropout_key)
-        (_, loss), gradients = self.forward_and_backward(pictures, eps, noise, index, prompt_embeds, pooled)
+        inputs = (pictures, eps, noise, index, prompt_embeds, pooled)
+        inputs = inputs if mask is None else (*inputs, mask)
+        (_, loss), gradients = self.forward_and_backward(*inputs)
         # all that ranks tell each other travels as one vector: one accumulator, one all-reduce
         vector = ops.concat((flatten(gradients), loss.reshape(1), self.stop_asked))
         if not self.accumulate:

@@ -140,13 +140,14 @@ class Trainer:
             for _ in range(len(self.source)):
                 yield sunk()
             return
-        compiled = False
-        for batch in prefetch(self.source, data.dataloader_num_workers):
+        compiled = set()
+        for i, batch in enumerate(prefetch(self.source, data.dataloader_num_workers)):
             inputs = [Tensor(np.asarray(column)) for column in batch]
-            if not compiled:
-                with stage("Compiling the training step"):
+            if (size := self.source.size(i)) not in compiled:
+                several = len(self.source.dataset.sizes) > 1
+                with stage("Compiling the training step" + (f" for {size[1]} x {size[0]}" if several else "")):
                     self.training.step.compile(*inputs)
-                compiled = True
+                compiled.add(size)
                 self._clock = time.monotonic()
             yield self.training.step(*inputs)
 

@@ -25,9 +25,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-errors console atomic stream flow cpu_ops
-config captions lock interrupt changes run_state checkpoint tiny_model worker_logs
+errors console atomic stream buckets flow cpu_ops
+config captions order lock interrupt changes run_state checkpoint tiny_model worker_logs
 preflight images runtime optim export report demo_pictures golden
+masks
 cli dataset models lora sharding train_step
 encode sample build launch
 batches validate state prior selftest
