@@ -93,7 +93,8 @@ class BatchSource:
         if data.cache_latents:
             return _cached(self.cache.picture_file(sample, flip), str(sample.picture.path))["moments"]
         u, v = (0.5, 0.5) if data.center_crop else self._rng(k, Purpose.CROP, lane).random(2)
-        return resize_and_crop(load_rgb(sample.picture.path), (data.resolution, data.resolution), (u, v), flip)
+        image = load_rgb(sample.picture.path, self.cache.background)
+        return resize_and_crop(image, (data.resolution, data.resolution), (u, v), flip)
 
     def _prompt(self, prompt: str) -> dict[str, np.ndarray]:
         return _cached(self.cache.prompt_file(prompt), f'the prompt "{prompt}"')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from mindspore import nn
 from mindspore.amp import DynamicLossScaler
 
 from flux_db import flow, lora, models, optim
-from flux_db.config import Config
+from flux_db.config import Config, total_steps
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset
 from flux_db.optim import FlatOptimizer
@@ -68,7 +67,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
-    total = total_steps(config, len(dataset.samples), dealing)
+    total = total_steps(config, len(dataset.samples), dealing.global_batch)
     scale = dealing.global_batch if config.optim.scale_lr else 1
     if runtime.is_main:
         count = sum(optimizer.sizes)
@@ -106,13 +105,6 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
         world_size=runtime.world_size,
         dtype=runtime.dtype,
     )
-
-
-def total_steps(config: Config, pictures: int, dealing: Dealing) -> int:
-    """Optimizer steps of the run. An epoch that ends within a global batch is rounded up to a whole one."""
-    if config.optim.max_train_steps is not None:
-        return config.optim.max_train_steps
-    return math.ceil(config.optim.num_train_epochs * pictures / dealing.global_batch)
 
 
 def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from flux_db.config import Config
-from flux_db.images import Inspection, Picture, find_pictures, inspect_pictures
+from flux_db import hf_dataset
+from flux_db.config import Config, fill_trigger, has_trigger
+from flux_db.errors import UserError
+from flux_db.images import Found, Inspection, Picture, Source, find_pictures, inspect_pictures
 from flux_db.stream import Purpose, generator
+
+# In a message about many.
+FILES_NAMED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +46,67 @@ class Dataset:
         return digest.hexdigest()
 
 
+class Survey(NamedTuple):
+    """The pictures of the subject, where they could be looked for, and the problems with all pictures."""
+
+    found: Found | None
+    subject: Inspection | None
+    problems: list[str]
+
+
 def check_pictures(config: Config) -> list[str]:
     """Problems with the pictures; looked for before any model is loaded."""
-    problems = list(_inspect(config.data.instance_data_dir, config.data.resolution).problems)
+    return survey(config).problems
+
+
+def survey(config: Config) -> Survey:
+    data = config.data
+    if (data.instance_data_dir is None) == (data.dataset_name is None):
+        return Survey(None, None, [])  # told already: exactly one is needed
+    found = subject = None
+    try:
+        found = find_subject(config)
+        subject = inspect_pictures(found, data.resolution)
+        problems = list(subject.problems)
+    except UserError as error:
+        problems = error.problems
     if config.data.with_prior_preservation and config.data.class_data_dir:
         # damaged class pictures are replaced, and missing ones made: only captions could stop the run
         found = find_pictures(Path(config.data.class_data_dir), may_be_empty=True)
         problems += found.problems
-    return [p if p.startswith("--") else f"--instance_data_dir: {p}" for p in problems]
+    flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
+    return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
 
 
-def _inspect(folder: str, resolution: int) -> Inspection:
-    return inspect_pictures(find_pictures(Path(folder)), resolution)
-
-
-def read_dataset(config: Config) -> tuple[Dataset, list[str]]:
-    """The data of a run, and warnings about it. Class pictures beyond --num_class_images are left out."""
+def find_subject(config: Config) -> Found:
+    """The pictures of the subject and their captions; those of a dataset are written to a folder first."""
     data = config.data
-    subject = _inspect(data.instance_data_dir, data.resolution)
+    found = find_pictures(Path(data.instance_data_dir) if data.dataset_name is None else hf_dataset.export(config))
+    without_word = [source.path for source in found.sources if data.trigger_word is None and _has_trigger(source)]
+    if without_word:
+        shown = ", ".join(str(path) for path in without_word[:FILES_NAMED])
+        more = f" and {len(without_word) - FILES_NAMED} more" if len(without_word) > FILES_NAMED else ""
+        problem = f"--trigger_word is missing: {{trigger}} stands in the captions of {shown}{more}"
+        found = replace(found, problems=(*found.problems, problem))
+    return found
+
+
+def _has_trigger(source: Source) -> bool:
+    return source.caption is not None and has_trigger(source.caption)
+
+
+def read_dataset(config: Config, subject: Inspection | None = None) -> tuple[Dataset, list[str]]:
+    """The data of a run, and warnings about it. Class pictures beyond --num_class_images are left out.
+
+    `subject`: the pictures of the subject, if they were inspected already.
+    """
+    data = config.data
+    subject = subject or inspect_pictures(find_subject(config), data.resolution)
     warnings = list(subject.warnings)
     samples = [
-        _sample(p, p.caption or data.instance_prompt, config) for p in subject.pictures for _ in range(data.repeats)
+        _sample(p, fill_trigger(p.caption or data.instance_prompt, config), config)
+        for p in subject.pictures
+        for _ in range(data.repeats)
     ]
     class_samples: list[Sample] = []
     if data.with_prior_preservation:

@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flux_db.atomic import write_file
-from flux_db.config import Config, cache_path
+from flux_db.config import Config, background, cache_path, validation_prompts
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
-from flux_db.images import load_rgb, resize_and_crop
+from flux_db.images import WHITE, load_rgb, resize_and_crop
 from flux_db.models import fingerprint
 
 SCHEMA = 1
@@ -43,12 +43,15 @@ class Cache:
     text_precision: str
     max_sequence_length: int
     resolution: int
+    background: tuple[int, int, int] = WHITE
 
     def prompt_file(self, prompt: str) -> Path:
         return self._file("prompt", [self.text_model, self.text_precision, self.max_sequence_length, prompt])
 
     def picture_file(self, sample: Sample, flip: bool) -> Path:
-        return self._file("latent", [self.vae, self.resolution, sample.picture.digest, list(sample.crop), flip])
+        content = [self.vae, self.resolution, sample.picture.digest, list(sample.crop), flip]
+        # white is what there was before there was a choice: its files keep their names
+        return self._file("latent", content if self.background == WHITE else [*content, self.background])
 
     def _file(self, kind: str, content: list) -> Path:
         key = hashlib.sha256(json.dumps([SCHEMA, kind, *content]).encode()).hexdigest()
@@ -68,6 +71,7 @@ def open_cache(config: Config, model: Path) -> Cache:
         text_precision=text_precision(config),
         max_sequence_length=config.data.max_sequence_length,
         resolution=config.data.resolution,
+        background=background(config),
     )
 
 
@@ -108,7 +112,7 @@ class Work:
 def prompts_in_use(config: Config) -> tuple[str, ...]:
     """Prompts besides the captions: class and validation."""
     prompts = [config.data.class_prompt] if config.data.with_prior_preservation else []
-    return tuple(dict.fromkeys([*prompts, *config.validation.validation_prompt]))
+    return tuple(dict.fromkeys([*prompts, *validation_prompts(config)]))
 
 
 def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
@@ -192,6 +196,6 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
         encoder = Encoder(models.load_vae(model, models.VAE_DTYPE, config.model.variant)).set_train(False)
     size = (config.data.resolution, config.data.resolution)
     for sample, flip in tqdm(pictures, desc="VAE", unit="picture"):
-        pixels = resize_and_crop(load_rgb(sample.picture.path), size, sample.crop, flip)
+        pixels = resize_and_crop(load_rgb(sample.picture.path, cache.background), size, sample.crop, flip)
         moments = encoder(Tensor(pixels[None])).asnumpy()[0]
         write(cache.picture_file(sample, flip), {"moments": moments})

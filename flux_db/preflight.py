@@ -3,6 +3,7 @@
 A check returns its problems as messages; each names the flag, the value and what to do.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flux_db.config import Config, LoraConfig, to_flat_dict
+from flux_db.config import Config, LoraConfig, background, has_trigger, to_flat_dict
 from flux_db.errors import did_you_mean
 
 # FLUX.1's VAE shrinks by 8, and the transformer takes 2 x 2 latents as one token.
@@ -58,7 +59,11 @@ def check(config: Config) -> list[str]:
 def check_files(config: Config) -> list[str]:
     """Problems in the folders that the settings name; writes nothing and loads no weights. Pictures are not opened."""
     data, output = config.data, config.output
-    problems = _model_problems(config) + _reading_problems("instance_data_dir", data.instance_data_dir)
+    problems = _model_problems(config)
+    if data.instance_data_dir is not None:
+        problems += _reading_problems("instance_data_dir", data.instance_data_dir)
+    if data.dataset_name is not None:
+        problems += _dataset_problems(data.dataset_name)
     if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
         problems += _creation_problems("class_data_dir", data.class_data_dir)
     problems += _creation_problems("output_dir", output.output_dir)
@@ -94,7 +99,12 @@ def _contradictions(config: Config) -> list[str]:
             problems.append(f"--with_prior_preservation needs --{name}: add it")
         if not data.with_prior_preservation and value is not None:
             problems.append(f"--{name} {value}: needs --with_prior_preservation; add that or leave --{name} out")
-    if data.class_data_dir and Path(data.class_data_dir).absolute() == Path(data.instance_data_dir).absolute():
+    problems += _picture_contradictions(config)
+    if (
+        data.class_data_dir
+        and data.instance_data_dir
+        and Path(data.class_data_dir).absolute() == Path(data.instance_data_dir).absolute()
+    ):
         problems.append(f"--class_data_dir {data.class_data_dir}: must be another folder than --instance_data_dir")
     if optim.lr_warmup_steps > 0 and optim.lr_scheduler == "constant":
         problems.append(
@@ -110,6 +120,36 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU")
     if runtime.device == "CPU" and data.enable_mindspore_data_sink:
         problems.append("--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU")
+    return problems
+
+
+def _picture_contradictions(config: Config) -> list[str]:
+    data, problems = config.data, []
+    if data.instance_data_dir is None and data.dataset_name is None:
+        problems.append("--instance_data_dir or --dataset_name is required: say where the pictures of the subject are")
+    if data.instance_data_dir is not None and data.dataset_name is not None:
+        problems.append(f"--dataset_name {data.dataset_name}: not together with --instance_data_dir; leave one out")
+    defaults = {f.name: f.default for f in dataclasses.fields(data)}
+    for name in ("dataset_config_name", "image_column", "caption_column"):
+        value = getattr(data, name)
+        if data.dataset_name is None and value != defaults[name]:
+            problems.append(f"--{name} {value}: needs --dataset_name; add that or leave --{name} out")
+    if data.trigger_word is None:
+        prompts = {"instance_prompt": [data.instance_prompt], "validation_prompt": config.validation.validation_prompt}
+        problems += [
+            f"--{name} {text}: needs --trigger_word, which takes the place of {{trigger}}"
+            for name, texts in prompts.items()
+            for text in texts
+            if has_trigger(text)
+        ]
+    elif has_trigger(data.trigger_word):
+        problems.append(f"--trigger_word {data.trigger_word}: must be a word of its own")
+    if data.class_prompt is not None and has_trigger(data.class_prompt):
+        problems.append(f"--class_prompt {data.class_prompt}: names the class, so without {{trigger}}")
+    try:
+        background(config)
+    except ValueError:
+        problems.append(f"--alpha_background {data.alpha_background}: no colour; give a name such as grey, or #rrggbb")
     return problems
 
 
@@ -130,6 +170,15 @@ def _model_problems(config: Config) -> list[str]:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return []
     return [f"--pretrained_model_name_or_path {name}: neither a folder nor a name on the hub of the form owner/model"]
+
+
+def _dataset_problems(name: str) -> list[str]:
+    """A dataset on the hub may have no owner in its name: mnist."""
+    if os.path.exists(name) or _looks_local(name):
+        return _reading_problems("dataset_name", name)
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return []
+    return [f"--dataset_name {name}: neither a folder nor a name on the hub of the form owner/dataset"]
 
 
 def check_model(folder: Path, config: Config) -> list[str]:

@@ -498,6 +498,8 @@ BINDING = frozenset(
         "center_crop",
         "random_flip",
         "repeats",
+        "trigger_word",
+        "alpha_background",
         "max_sequence_length",
         "cache_latents",
         "rank",
