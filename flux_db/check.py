@@ -87,7 +87,7 @@ def _table(config: Config, folder: Path, samples: Sequence[Sample]) -> Iterator[
     for number, row in [(None, head), *rows.items()]:
         yield "  " + "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True))
         if number is not None:
-            yield from (f"      ! {warning}" for warning in samples[number].picture.warnings)
+            yield from (f"      ! {warning}" for warning in _warnings(samples[number], folder))
     if len(shown) < len(samples):
         yield f"  ... and {len(samples) - len(shown)} more: all are in {Path(config.output.output_dir, TABLE_NAME)}"
 
@@ -104,6 +104,11 @@ def printable(text: str) -> str:
 
 def _name(sample: Sample, folder: Path) -> str:
     return sample.picture.path.relative_to(folder).as_posix()
+
+
+def _warnings(sample: Sample, folder: Path) -> list[str]:
+    """Paths in them relative, as they are in the table."""
+    return [warning.replace(f"{folder}{os.sep}", "") for warning in sample.picture.warnings]
 
 
 def _size(size: tuple[int, int]) -> str:
@@ -196,7 +201,7 @@ def sheet(config: Config, folder: Path, samples: Sequence[Sample]):
             name=printable(_name(s, folder)),
             note=f"{_size(s.picture.size)} to {_size(size_of(s, config)[::-1])}",
             caption=printable(s.prompt),
-            warnings=tuple(map(printable, s.picture.warnings)),
+            warnings=tuple(map(printable, _warnings(s, folder))),
         )
         for s in order[: contact_sheet.MOST_CELLS]
     ]
@@ -212,5 +217,5 @@ def table_file(config: Config, folder: Path, samples: Sequence[Sample]) -> bytes
     writer.writerow(["file_name", "width", "height", "bucket_width", "bucket_height", "caption", "warnings"])
     for s in samples:
         bucket = size_of(s, config)[::-1]
-        writer.writerow([_name(s, folder), *s.picture.size, *bucket, s.prompt, "; ".join(s.picture.warnings)])
+        writer.writerow([_name(s, folder), *s.picture.size, *bucket, s.prompt, "; ".join(_warnings(s, folder))])
     return text.getvalue().encode("utf-8", "surrogateescape")

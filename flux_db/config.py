@@ -36,7 +36,7 @@ class DataConfig:
     """Folder with the pictures of the subject. Either this or --dataset_name."""
     dataset_name: str | None = None
     """Hugging Face dataset with the pictures of the subject: a local folder, or its name on the hub. Needs the package
-    datasets: pip install "flux-db[datasets]"."""
+    datasets: pip install -e ".[datasets]"."""
     dataset_config_name: str | None = None
     """Configuration of --dataset_name, if it has several."""
     image_column: str = "image"

@@ -24,6 +24,7 @@ FONT_SIZE = 13
 CAPTION_LINES = 4
 WARNING_LINES = 2
 PAPER, INK, GREY, RED = (255, 255, 255), (20, 20, 20), (110, 110, 110), (190, 20, 20)
+FRAME = (225, 225, 225)
 # For captions beyond the letters of PIL's own font, if the machine has one of these.
 WIDE_FONTS = ("NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "DejaVuSans.ttf", "Arial Unicode.ttf")
 
@@ -62,7 +63,9 @@ def draw(cells: Sequence[Cell], title: str, background: tuple[int, int, int]) ->
         for row, lines, height in zip(rows, texts, heights, strict=True):
             for column in range(len(row)):
                 view, left = next(views), GAP + column * (side + GAP)
-                sheet.paste(view, (left + (side - view.width) // 2, top + (side - view.height) // 2))
+                across, down = left + (side - view.width) // 2, top + (side - view.height) // 2
+                pen.rectangle((across - 1, down - 1, across + view.width, down + view.height), outline=FRAME)
+                sheet.paste(view, (across, down))
                 _write(pen, (left, top + side + 2), lines[column])
             top += height
     return sheet

@@ -68,7 +68,7 @@ def _load(config: Config) -> Any:
         from datasets import load_dataset, load_from_disk
     except ImportError as error:
         raise UserError(
-            f'--dataset_name {name}: needs the package datasets ({error}); pip install "flux-db[datasets]", or put the '
+            f'--dataset_name {name}: needs the package datasets ({error}); pip install -e ".[datasets]", or put the '
             "pictures in a folder and use --instance_data_dir"
         ) from None
     try:
@@ -77,8 +77,11 @@ def _load(config: Config) -> Any:
         else:
             loaded = load_dataset(name, config.data.dataset_config_name, cache_dir=config.model.cache_dir)
     except Exception as error:  # the package raises anything: of the network, of the hub, of file formats
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"--dataset_name {name}: cannot be loaded ({type(error).__name__}: {reason})") from error
+        cause: BaseException = error
+        while cause.__cause__:
+            cause = cause.__cause__
+        reason = str(cause).strip().partition("\n")[0]
+        raise UserError(f"--dataset_name {name}: cannot be loaded ({type(cause).__name__}: {reason})") from error
     if isinstance(loaded, dict):
         if "train" not in loaded and len(loaded) != 1:
             raise UserError(f"--dataset_name {name}: has no split train, only {', '.join(loaded)}")

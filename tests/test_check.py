@@ -129,8 +129,8 @@ AWKWARD = [
     ("latin_caption.png", with_caption("Zürich".encode("latin-1")), REFUSED, "not UTF-8 text"),
     # duplicates: of dog_a.png
     ("dog_a.png", dog, FINE, "96,96"),
-    ("dog_b.png", dog, FINE, "the same picture as"),
-    ("dog_c.jpg", dog, FINE, "looks like"),
+    ("dog_b.png", dog, FINE, "the same picture as dog_a.png"),
+    ("dog_c.jpg", dog, FINE, "looks like dog_a.png"),
     ("dog_half.webp", lambda p: dog(p, lambda image: image.resize((48, 48))), FINE, "looks like"),
     ("dog_cropped.png", lambda p: dog(p, cropped), FINE, "looks like"),
     # not pictures for us
