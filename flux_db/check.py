@@ -7,12 +7,15 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from flux_db import contact_sheet, images
+from PIL import Image
+
+from flux_db import contact_sheet, images, plan
 from flux_db.atomic import write_file
 from flux_db.cli import read_config
-from flux_db.config import Config, background, global_batch, has_trigger, total_steps
+from flux_db.config import Config, background, has_trigger
 from flux_db.dataset import Dataset, Sample, Survey, read_dataset, survey
 from flux_db.errors import UserError
 from flux_db.preflight import check, check_files
@@ -24,6 +27,20 @@ FIRST_ROWS = 20
 MOST_ROWS = 100
 NAME_WIDTH = 32
 CAPTION_WIDTH = 56
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture of the subject in the table."""
+
+    sample: Sample
+    name: str
+    """Relative to the folder."""
+    size: tuple[int, int]
+    """Width and height of the picture."""
+    bucket: tuple[int, int]
+    """Width and height that the model sees."""
+    warnings: tuple[str, ...]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -40,75 +57,110 @@ def run(argv: Sequence[str]) -> int:
     # With faulty settings there is no telling what the run would be.
     if not faults and seen.subject is not None and seen.subject.pictures:
         dataset, warnings = read_dataset(config, seen.subject)
-        print(*map(printable, report(config, seen, dataset, warnings)), sep="\n")
-        problems += _write_files(config, seen, dataset)
+        rows, general = _rows(config, seen, dataset, warnings)
+        print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
+        problems += _write_files(config, seen.found.folder, rows)
     if problems:
         raise UserError(problems)
     print("\nNo problems: the run can start.")
     return 0
 
 
-def size_of(sample: Sample, config: Config) -> tuple[int, int]:
-    """Height and width at which the model sees a sample."""
-    return config.data.resolution, config.data.resolution
+def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str]) -> tuple[list[Row], list[str]]:
+    """The rows of the table, and the warnings that are about none of them."""
+    folder, samples = seen.found.folder, plan.one_each(dataset)
+    of_picture: dict[str, list[str]] = {str(sample.picture.path): [] for sample in samples}
+    general = []
+    for warning in warnings:
+        # a name may hold a colon itself
+        ends = [place for place, letter in enumerate(warning) if letter == ":"]
+        path = next((warning[:end] for end in ends if warning[:end] in of_picture), None)
+        if path is None:
+            general.append(warning)
+        else:
+            of_picture[path].append(warning[len(path) + 2 :].replace(f"{folder}{os.sep}", ""))
+    if config.data.trigger_word and not _uses_trigger(config, seen):
+        general.append(f"--trigger_word {config.data.trigger_word}: no caption and no prompt holds {{trigger}}")
+    rows = [
+        Row(
+            sample=sample,
+            name=sample.picture.path.relative_to(folder).as_posix(),
+            size=sample.picture.size,
+            bucket=plan.size_of(sample, config)[::-1],
+            warnings=tuple(of_picture[str(sample.picture.path)]),
+        )
+        for sample in samples
+    ]
+    return rows, general
+
+
+def _uses_trigger(config: Config, seen: Survey) -> bool:
+    captions = [source.caption or "" for source in seen.found.sources]
+    return any(map(has_trigger, [config.data.instance_prompt, *config.validation.validation_prompt, *captions]))
 
 
 # --- the text ----------------------------------------------------------------------------------------------------
 
 
-def report(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str]) -> Iterator[str]:
+def _report(
+    config: Config, seen: Survey, dataset: Dataset, rows: Sequence[Row], general: Sequence[str]
+) -> Iterator[str]:
     """The lines that are printed, except for the problems."""
-    folder, samples = seen.found.folder, _one_each(dataset)
-    yield f"Pictures: {len(samples)} in {folder}; {len(seen.found.ignored)} other files left alone"
+    yield f"Pictures: {len(rows)} in {seen.found.folder}; {len(seen.found.ignored)} other files left alone"
     yield "Sizes are width x height; the bucket is what the model sees."
     yield ""
-    yield from _table(config, folder, samples)
-    of_pictures = {f"{s.picture.path}: {w}" for s in samples for w in s.picture.warnings}
-    general = [warning for warning in warnings if warning not in of_pictures]
-    if config.data.trigger_word and not _uses_trigger(config, seen):
-        general.append(f"--trigger_word {config.data.trigger_word}: no caption and no prompt holds {{trigger}}")
+    yield from _table(config, rows)
     yield ""
-    yield f"Warnings: {_count_warnings(samples)}"
+    yield f"Warnings: {_count_warnings(rows)}"
     yield from (f"  {warning}" for warning in general)
     yield ""
-    yield from _plan(config, dataset, samples)
+    yield from _plan(config, dataset)
 
 
-def _one_each(dataset: Dataset) -> list[Sample]:
-    """The samples of the subject, without their repeats."""
-    return list({sample.picture.path: sample for sample in dataset.samples}.values())
+def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
+    shown = [row for number, row in enumerate(rows) if number < FIRST_ROWS or row.warnings][:MOST_ROWS]
+    lines = [("file", "size", "bucket", "caption")]
+    lines += [
+        (_cut(row.name, NAME_WIDTH), _size(row.size), _size(row.bucket), _cut(row.sample.prompt, CAPTION_WIDTH))
+        for row in shown
+    ]
+    widths = [*(max(len(line[column]) for line in lines) for column in range(3)), 0]
+    for line, row in zip(lines, [None, *shown], strict=True):
+        yield "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        yield from (f"      ! {warning}" for warning in (row.warnings if row else ()))
+    if len(shown) < len(rows):
+        yield f"  ... and {len(rows) - len(shown)} more: all are in {Path(config.output.output_dir, TABLE_NAME)}"
 
 
-def _table(config: Config, folder: Path, samples: Sequence[Sample]) -> Iterator[str]:
-    shown = [n for n, s in enumerate(samples) if n < FIRST_ROWS or s.picture.warnings][:MOST_ROWS]
-    head = ("file", "size", "bucket", "caption")
-    rows = {n: _row(samples[n], folder, config) for n in shown}
-    widths = [max(len(row[i]) for row in (head, *rows.values())) for i in range(3)]
-    for number, row in [(None, head), *rows.items()]:
-        yield "  " + "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True))
-        if number is not None:
-            yield from (f"      ! {warning}" for warning in _warnings(samples[number], folder))
-    if len(shown) < len(samples):
-        yield f"  ... and {len(samples) - len(shown)} more: all are in {Path(config.output.output_dir, TABLE_NAME)}"
+def _count_warnings(rows: Sequence[Row]) -> str:
+    kinds = {
+        images.SAME: "exact duplicates",
+        images.ALIKE: "near duplicates",
+        images.SMALL: "scaled up",
+        "empty caption": "with an empty caption",
+    }
+    texts = [warning for row in rows for warning in row.warnings]
+    counts = collections.Counter(next((kinds[k] for k in kinds if k in text), "of other kinds") for text in texts)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
 
 
-def _row(sample: Sample, folder: Path, config: Config) -> tuple[str, str, str, str]:
-    sizes = _size(sample.picture.size), _size(size_of(sample, config)[::-1])
-    return _cut(_name(sample, folder), NAME_WIDTH), *sizes, _cut(sample.prompt, CAPTION_WIDTH)
-
-
-def printable(text: str) -> str:
-    """File names may hold anything: line breaks, bytes that are no text."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _name(sample: Sample, folder: Path) -> str:
-    return sample.picture.path.relative_to(folder).as_posix()
-
-
-def _warnings(sample: Sample, folder: Path) -> list[str]:
-    """Paths in them relative, as they are in the table."""
-    return [warning.replace(f"{folder}{os.sep}", "") for warning in sample.picture.warnings]
+def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
+    run, optim, data = plan.make(config, dataset), config.optim, config.data
+    least, most = run.seen
+    sizes = [f"{_size(size[::-1])} for {count} pictures" for size, count in run.sizes.items()]
+    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {run.cards} cards"
+    yield "Training"
+    yield f"  batch              {parts} = {run.batch}"
+    if config.runtime.distributed and run.cards == 1:
+        yield "                     counted for one card: with more, the batch grows and an epoch has fewer steps"
+    yield f"  samples per epoch  {run.samples}: {run.pictures} pictures, each {data.repeats} times"
+    yield f"  steps              {run.steps_per_epoch:g} per epoch, {run.steps} in all"
+    yield f"  epochs             {run.epochs:g}"
+    yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
+    yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
+    if data.with_prior_preservation:
+        missing = data.num_class_images - len(dataset.class_samples)
+        yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"
 
 
 def _size(size: tuple[int, int]) -> str:
@@ -119,103 +171,55 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _count_warnings(samples: Sequence[Sample]) -> str:
-    texts = [warning for sample in samples for warning in sample.picture.warnings]
-    kinds = {images.SAME: "exact duplicates", images.ALIKE: "near duplicates", images.SMALL: "scaled up"}
-    counts = collections.Counter(
-        next((kind for mark, kind in kinds.items() if mark in text), "with an empty caption") for text in texts
-    )
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
-
-
-def _uses_trigger(config: Config, seen: Survey) -> bool:
-    captions = [source.caption or "" for source in seen.found.sources]
-    return any(map(has_trigger, [config.data.instance_prompt, *config.validation.validation_prompt, *captions]))
-
-
-def _plan(config: Config, dataset: Dataset, samples: Sequence[Sample]) -> Iterator[str]:
-    cards, optim, data = number_of_cards(), config.optim, config.data
-    batch, count = global_batch(config, cards), len(dataset.samples)
-    steps = total_steps(config, count, batch)
-    least, most = times_seen(count, data.repeats, steps * batch)
-    sizes = collections.Counter(size_of(sample, config)[::-1] for sample in samples)
-    yield "Training"
-    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {cards} cards"
-    yield f"  batch              {parts} = {batch}"
-    if config.runtime.distributed and cards == 1:
-        yield "                     counted for one card: with more, the batch grows and an epoch has fewer steps"
-    yield f"  samples per epoch  {count}: {len(samples)} pictures, each {data.repeats} times"
-    yield f"  steps              {count / batch:g} per epoch, {steps} in all"
-    yield f"  epochs             {steps * batch / count:g}"
-    yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
-    yield f"  graphs             {len(sizes)} to compile: " + ", ".join(
-        f"{_size(size)} for {number} pictures" for size, number in sizes.items()
-    )
-    if data.with_prior_preservation:
-        have = len(dataset.class_samples)
-        yield f"  class pictures     {have} of {data.num_class_images} are there; " + (
-            "the rest is drawn first" if have < data.num_class_images else "none need be drawn"
-        )
-
-
-def number_of_cards() -> int:
-    """As msrun tells its processes; 1 without it."""
-    return int(os.environ.get("MS_WORKER_NUM", "1"))
-
-
-def times_seen(samples: int, repeats: int, draws: int) -> tuple[int, int]:
-    """How often a picture is drawn at least and at most, if each stands `repeats` times among the samples."""
-    rounds, rest = divmod(draws, samples)
-    return rounds * repeats + max(0, rest - (samples - repeats)), rounds * repeats + min(rest, repeats)
+def printable(text: str) -> str:
+    """File names may hold anything: line breaks, bytes that are no text."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # --- the files ---------------------------------------------------------------------------------------------------
 
 
-def _write_files(config: Config, seen: Survey, dataset: Dataset) -> list[str]:
+def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[str]:
     """Contact sheet and table; the problems there were with them."""
-    output, folder, samples = Path(config.output.output_dir), seen.found.folder, _one_each(dataset)
+    output = Path(config.output.output_dir)
     buffer = io.BytesIO()
-    sheet(config, folder, samples).save(buffer, "PNG")
+    _sheet(config, folder, rows).save(buffer, "PNG")
     try:
         output.mkdir(parents=True, exist_ok=True)
         write_file(output / SHEET_NAME, buffer.getvalue())
-        write_file(output / TABLE_NAME, table_file(config, folder, samples))
+        write_file(output / TABLE_NAME, _table_file(rows))
     except OSError as error:
         return [f"--output_dir {output}: cannot be written ({error.strerror or error})"]
     print(f"\nContact sheet: {output / SHEET_NAME}\nTable:         {output / TABLE_NAME}")
     return []
 
 
-def sheet(config: Config, folder: Path, samples: Sequence[Sample]):
+def _sheet(config: Config, folder: Path, rows: Sequence[Row]) -> Image.Image:
     """The contact sheet. Of very many pictures those with warnings come first."""
-    data = config.data
-    order = samples
-    if len(samples) > contact_sheet.MOST_CELLS:
-        order = sorted(samples, key=lambda s: not s.picture.warnings)
+    data, most = config.data, contact_sheet.MOST_CELLS
+    chosen = rows if len(rows) <= most else sorted(rows, key=lambda row: not row.warnings)[:most]
     cells = [
         contact_sheet.Cell(
-            path=s.picture.path,
-            size=size_of(s, config),
-            crop=s.crop,
-            name=printable(_name(s, folder)),
-            note=f"{_size(s.picture.size)} to {_size(size_of(s, config)[::-1])}",
-            caption=printable(s.prompt),
-            warnings=tuple(map(printable, _warnings(s, folder))),
+            path=row.sample.picture.path,
+            size=row.bucket[::-1],
+            crop=row.sample.crop,
+            name=printable(row.name),
+            note=f"{_size(row.size)} to {_size(row.bucket)}",
+            caption=printable(row.sample.prompt),
+            warnings=tuple(map(printable, row.warnings)),
         )
-        for s in order[: contact_sheet.MOST_CELLS]
+        for row in chosen
     ]
-    title = f"{len(cells)} of {len(samples)} pictures of {folder}, cropped as the model sees them"
+    title = f"{len(cells)} of {len(rows)} pictures of {printable(str(folder))}, cropped as the model sees them"
     if not (data.cache_latents or data.center_crop):
         title += " (an example: the crop is drawn anew at every step)"
     return contact_sheet.draw(cells, title, background(config))
 
 
-def table_file(config: Config, folder: Path, samples: Sequence[Sample]) -> bytes:
+def _table_file(rows: Sequence[Row]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["file_name", "width", "height", "bucket_width", "bucket_height", "caption", "warnings"])
-    for s in samples:
-        bucket = size_of(s, config)[::-1]
-        writer.writerow([_name(s, folder), *s.picture.size, *bucket, s.prompt, "; ".join(_warnings(s, folder))])
+    for row in rows:
+        writer.writerow([row.name, *row.size, *row.bucket, row.sample.prompt, "; ".join(row.warnings)])
     return text.getvalue().encode("utf-8", "surrogateescape")

@@ -65,10 +65,10 @@ def costs(folder: Path, count: int, steps: int) -> list[Cost]:
     write_pictures(pictures, count)
     flags = (
         f"--pretrained_model_name_or_path {folder}/model --instance_data_dir {pictures} "
-        f"--output_dir {folder}/run-{count} --resolution 64 --max_sequence_length 32 --max_train_steps {steps} --checkpointing_steps {steps} "
-        "--lora_layers single_transformer_blocks.1.attn.to_q --device CPU --report_to none"
+        f"--output_dir {folder}/run-{count} --resolution 64 --max_sequence_length 32 --max_train_steps {steps} "
+        f"--checkpointing_steps {steps} --lora_layers single_transformer_blocks.1.attn.to_q --device CPU"
     ).split()
-    flags += ["--instance_prompt", "a photo of sks texture"]
+    flags += ["--report_to", "none", "--instance_prompt", "a photo of sks texture"]
     stages = (["-m", "flux_db", "check"], ["-m", "flux_db", "encode"], [str(ROOT / "train_dreambooth_lora_flux.py")])
     return [measure([*stage, *flags]) for stage in stages]
 

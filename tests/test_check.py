@@ -15,9 +15,9 @@ from PIL import Image
 from test_images import MODES, cut, noise, png, save
 
 from flux_db import check, contact_sheet
-from flux_db.check import times_seen
 from flux_db.demo_pictures import draw_picture, write_demo_pictures
 from flux_db.errors import UserError
+from flux_db.plan import times_seen
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "train_dreambooth_lora_flux.py"

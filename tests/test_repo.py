@@ -29,8 +29,8 @@ errors console atomic stream flow cpu_ops likeness
 config captions lock interrupt changes run_state checkpoint tiny_model
 preflight images hf_dataset runtime optim export report demo_pictures golden
 cli dataset contact_sheet models lora train_step
-check encode sample build
-batches validate state prior selftest
+plan encode sample build
+check batches validate state prior selftest
 prepare trainer
 pipeline __main__
 train_dreambooth_lora_flux
