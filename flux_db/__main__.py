@@ -40,6 +40,13 @@ def demo_pictures(argv: list[str]) -> None:
     print(arguments.folder)
 
 
+def check_run(argv: list[str]) -> int:
+    """Tell what a run would do: pictures, problems, steps, contact sheet; takes the trainer's flags."""
+    from flux_db.check import run
+
+    return run(argv)
+
+
 def prepare(argv: list[str]) -> None:
     """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
     config = parse_config(argv, checks=(check, check_files, check_pictures))
@@ -120,6 +127,7 @@ def selftest(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "tiny-model": tiny_model,
     "demo-pictures": demo_pictures,
+    "check": check_run,
     "prepare": prepare,
     "encode": encode,
     "class-images": class_images,

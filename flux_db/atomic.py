@@ -5,11 +5,14 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
 TEMP_PREFIX = ".tmp-flux_db-"
+
+# Name and content; pairs may be made one after the other, for folders larger than memory.
+Files = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
 
 def write_file(path: Path | str, data: bytes) -> None:
@@ -26,7 +29,7 @@ def write_file(path: Path | str, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_folder(path: Path | str, files: Mapping[str, bytes], *, set_aside: Path | None = None) -> None:
+def write_folder(path: Path | str, files: Files, *, set_aside: Path | None = None) -> None:
     """Write the folder with all its files (relative paths) in one step; missing parents are made.
 
     What stands at `path` is moved to `set_aside` once the new folder is complete on disk. Without `set_aside` only an
@@ -92,9 +95,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
+def _fill(folder: Path, files: Files) -> None:
     folder.mkdir(parents=True)
-    for name, data in files.items():
+    for name, data in files.items() if isinstance(files, Mapping) else files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_durably(folder / name, data)
     for inner, _, _ in os.walk(folder):

@@ -126,7 +126,8 @@ class BatchSource:
             arrays = _cached(self.cache.picture_file(versions[number], flip), str(sample.picture.path))
             return arrays["moments"], arrays.get("mask")
         u, v = (0.5, 0.5) if data.center_crop else self._rng(k, Purpose.CROP, lane).random(2)
-        pixels = resize_and_crop(load_rgb(sample.picture.path), sample.size, (u, v), flip)
+        image = load_rgb(sample.picture.path, self.cache.background)
+        pixels = resize_and_crop(image, sample.size, (u, v), flip)
         if sample.mask is None:
             return pixels, None
         latent = self._latent_shape(sample.size)[1:]

@@ -13,7 +13,7 @@ from mindspore.amp import DynamicLossScaler
 from flux_db import flow, lora, models, optim, sharding
 from flux_db.config import Config
 from flux_db.console import say, stage
-from flux_db.dataset import Dataset
+from flux_db.dataset import Dataset, total_steps
 from flux_db.optim import FlatOptimizer
 from flux_db.runtime import Runtime
 from flux_db.stream import Dealing
@@ -70,7 +70,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
-    total = total_steps(config, dataset, dealing)
+    total = total_steps(config, dataset, dealing.global_batch)
     scale = dealing.global_batch if config.optim.scale_lr else 1
     if runtime.is_main:
         count = sum(optimizer.sizes)
@@ -137,13 +137,6 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
         world_size=runtime.world_size,
         dtype=runtime.dtype,
     )
-
-
-def total_steps(config: Config, dataset: Dataset, dealing: Dealing) -> int:
-    """Optimizer steps of the run. Epochs that end within a global batch are rounded up to a whole one."""
-    if config.optim.max_train_steps is not None:
-        return config.optim.max_train_steps
-    return dataset.order(config.output.seed, dealing.global_batch).steps(config.optim.num_train_epochs)
 
 
 def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:

@@ -13,6 +13,10 @@ FREE = frozenset(
         # Where things lie: the model and the pictures are compared by fingerprint instead.
         "pretrained_model_name_or_path",
         "instance_data_dir",
+        "dataset_name",
+        "dataset_config_name",
+        "image_column",
+        "caption_column",
         "class_data_dir",
         "mask_dir",
         "cache_dir",
@@ -27,6 +31,7 @@ FREE = frozenset(
         "max_skipped_steps",
         "upcast_before_saving",
         "report_to",
+        "dry_run",
         "sample_batch_size",
         "validation_prompt",
         "num_validation_images",
@@ -90,7 +95,8 @@ def _both(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[An
 
 def _changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     def shown(settings: Mapping[str, Any], entry: str, setting: str) -> str:
-        return f"{settings.get(setting, ABSENT)} with content {settings.get(entry, ABSENT)}"
+        place = settings.get(setting) or settings.get("dataset_name") or ABSENT
+        return f"{place} with content {settings.get(entry, ABSENT)}"
 
     return [
         Change(setting, shown(old, entry, setting), shown(new, entry, setting))

@@ -28,7 +28,6 @@ _TEXT_ENCODERS = "the text encoders are not trained here; only the transformer g
 _PRODIGY = "Prodigy always has its recommended setting: decoupled decay, bias correction, safeguarded warm-up"
 _ATTENTION = "the attention kernel is chosen by the device; leave the flag out"
 _HUB = "uploading is not supported yet; upload the output folder with huggingface-cli"
-_DATASET = "datasets are not supported yet; put the pictures in a folder and use --instance_data_dir"
 
 # Flags of diffusers' and mindone's scripts that have no meaning here, and why or what to do instead.
 REFUSED: dict[str, str] = {
@@ -47,14 +46,13 @@ REFUSED: dict[str, str] = {
     "prior_generation_precision": "class pictures are generated in the training precision; use --mixed_precision",
     "enable_xformers_memory_efficient_attention": _ATTENTION,
     "enable_npu_flash_attention": _ATTENTION,
-    "dataset_name": _DATASET,
-    "dataset_config_name": _DATASET,
-    "image_column": _DATASET,
-    "caption_column": _DATASET,
     "push_to_hub": _HUB,
     "hub_token": _HUB,
     "hub_model_id": _HUB,
 }
+
+# One of these must be given; on the command line it takes the place of the other in the YAML file.
+SOURCES_OF_PICTURES = ("instance_data_dir", "dataset_name")
 
 # argparse stores this for a flag that came without its value, so that parsing goes on and finds the other problems.
 NO_VALUE = object()
@@ -74,6 +72,14 @@ class Flag:
 
 def parse_config(argv: Sequence[str], *, checks: Sequence[Check] = (check,)) -> Config:
     """The checked settings of a run; `checks` run on them, and their problems are raised together with all others."""
+    config, problems = read_config(argv, checks=checks)
+    if problems:
+        raise UserError(problems)
+    return config
+
+
+def read_config(argv: Sequence[str], *, checks: Sequence[Check] = ()) -> tuple[Config, list[str]]:
+    """The settings and all problems with them; a faulty one is at its default. Raises if --config cannot be read."""
     given, problems = _read_command_line(argv)
     file = given.pop("config", None)
     try:
@@ -82,6 +88,9 @@ def parse_config(argv: Sequence[str], *, checks: Sequence[Check] = (check,)) -> 
         # Without the file nothing can be said about what is missing or contradictory.
         raise UserError([*problems, *error.problems]) from None
     problems += file_problems
+    for name, other in (SOURCES_OF_PICTURES, SOURCES_OF_PICTURES[::-1]):
+        if name in given and other not in given:
+            from_file.pop(other, None)
 
     values: dict[str, Any] = {}
     faults: list[tuple[str, str]] = []  # flag name, problem
@@ -100,9 +109,7 @@ def parse_config(argv: Sequence[str], *, checks: Sequence[Check] = (check,)) -> 
     stand_in = re.compile("|".join(rf"--{name}\b" for name, _ in faults) or r"(?!)")
     problems += [problem for _, problem in faults]
     problems += [problem for run in checks for problem in run(config) if not stand_in.search(problem)]
-    if problems:
-        raise UserError(problems)
-    return config
+    return config, problems
 
 
 def to_yaml(config: Config) -> str:

@@ -4,6 +4,7 @@ The field names are the names of the command-line flags and of the YAML keys; th
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +31,22 @@ class ModelConfig:
 class DataConfig:
     """Pictures and prompts"""
 
-    instance_data_dir: str
-    """Folder with the pictures of the subject."""
+    instance_data_dir: str | None = None
+    """Folder with the pictures of the subject. Either this or --dataset_name."""
+    dataset_name: str | None = None
+    """Hugging Face dataset with the pictures of the subject: a local folder, or its name on the hub. Needs the package
+    datasets: pip install -e ".[datasets]"."""
+    dataset_config_name: str | None = None
+    """Configuration of --dataset_name, if it has several."""
+    image_column: str = "image"
+    """Column of --dataset_name with the pictures."""
+    caption_column: str | None = None
+    """Column of --dataset_name with the captions. Without it every picture has --instance_prompt."""
     instance_prompt: str
     """Prompt that names the subject by a rare word, such as "a photo of sks dog"; serves every picture without a
     caption."""
+    trigger_word: str | None = None
+    """Word that takes the place of {trigger} or [trigger] in captions, --instance_prompt and --validation_prompt."""
     with_prior_preservation: bool = False
     """Train on pictures of the subject's class as well, so that the model keeps what it knows of the class."""
     class_data_dir: str | None = None
@@ -72,6 +84,8 @@ class DataConfig:
     """Weight of the loss where a mask is black; where it is white the weight is 1. With 1 masks are not used."""
     caption_dropout: float = 0.0
     """Share of draws in which the subject's caption is replaced by the empty prompt."""
+    alpha_background: str = "white"
+    """Colour behind the transparent parts of pictures: a name such as grey, or #rrggbb (in quotes in YAML)."""
     max_sequence_length: int = 512
     """Tokens of a prompt that the T5 encoder sees, at most 512. Fewer save memory and time."""
     cache_latents: bool = True
@@ -210,6 +224,8 @@ class OutputConfig:
 
     output_dir: str = "flux-dreambooth-lora"
     """Folder for everything the run writes."""
+    dry_run: bool = False
+    """Only check settings and pictures and tell what the run would do, as python -m flux_db check does; then end."""
     seed: int = 42
     """Start of every random draw: the same seed and settings give the same LoRA file."""
     checkpointing_steps: int = 500
@@ -302,6 +318,43 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
             for section, cls in SECTIONS.items()
         }
     )
+
+
+def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings recorded by an older version, with those that it did not know yet at their defaults."""
+    defaults = {
+        f.name: list(f.default) if isinstance(f.default, tuple) else f.default
+        for cls in SECTIONS.values()
+        for f in dataclasses.fields(cls)
+        if f.default is not dataclasses.MISSING
+    }
+    return defaults | dict(values)
+
+
+_TRIGGER = re.compile(r"\{trigger\}|\[trigger\]", re.IGNORECASE)
+
+
+def has_trigger(text: str) -> bool:
+    return _TRIGGER.search(text) is not None
+
+
+def fill_trigger(text: str, config: Config) -> str:
+    """A prompt or caption with --trigger_word in the place of {trigger} or [trigger]."""
+    word = config.data.trigger_word
+    return text if word is None else _TRIGGER.sub(lambda _: word, text)
+
+
+def validation_prompts(config: Config) -> tuple[str, ...]:
+    """Every prompt to draw samples from."""
+    return tuple(fill_trigger(prompt, config) for prompt in config.validation.validation_prompt)
+
+
+def background(config: Config) -> tuple[int, int, int]:
+    """--alpha_background as red, green and blue; a ValueError if it is no colour."""
+    from PIL import ImageColor
+
+    red, green, blue = ImageColor.getrgb(config.data.alpha_background.strip())
+    return red, green, blue
 
 
 def cache_path(config: Config) -> Path:

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from flux_db import buckets
+from flux_db import buckets, hf_dataset
 from flux_db.buckets import Size
-from flux_db.config import Config
-from flux_db.images import Inspection, Picture, find_pictures, inspect_pictures
+from flux_db.config import Config, fill_trigger, has_trigger
+from flux_db.errors import UserError
+from flux_db.images import Found, Inspection, Picture, Source, find_pictures, inspect_pictures
 from flux_db.masks import Mask, Masks, find_masks
 from flux_db.order import Order
 from flux_db.stream import Purpose, generator
+
+# In a message about many.
+FILES_NAMED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +83,35 @@ class Dataset:
         return digest.hexdigest()
 
 
+class Survey(NamedTuple):
+    """The pictures of the subject, where they could be looked for, and the problems with all pictures."""
+
+    found: Found | None
+    subject: Inspection | None
+    problems: list[str]
+
+
 def check_pictures(config: Config) -> list[str]:
     """Problems with the pictures; looked for before any model is loaded."""
-    subject = _inspect(config)
-    problems = [*subject.problems, *_masks(config, subject.pictures).problems]
+    return survey(config).problems
+
+
+def survey(config: Config) -> Survey:
+    data = config.data
+    if (data.instance_data_dir is None) == (data.dataset_name is None):
+        return Survey(None, None, [])  # told already: exactly one is needed
+    found = subject = None
+    try:
+        found = find_subject(config)
+        subject = inspect_pictures(found, _warn_below(config))
+        problems = [*subject.problems, *_masks(config, found.folder, subject.pictures).problems]
+    except UserError as error:
+        problems = error.problems
     if config.data.with_prior_preservation and config.data.class_data_dir:
         # damaged class pictures are replaced, and missing ones made: only captions could stop the run
-        found = find_pictures(Path(config.data.class_data_dir), may_be_empty=True)
-        problems += found.problems
-    return [p if p.startswith("--") else f"--instance_data_dir: {p}" for p in problems]
-
-
-def _inspect(config: Config) -> Inspection:
-    return inspect_pictures(find_pictures(Path(config.data.instance_data_dir)), _warn_below(config))
+        problems += find_pictures(Path(config.data.class_data_dir), may_be_empty=True).problems
+    flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
+    return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
 
 
 def _warn_below(config: Config) -> int:
@@ -98,24 +119,43 @@ def _warn_below(config: Config) -> int:
     return 0 if config.data.aspect_ratio_buckets else config.data.resolution
 
 
-def _masks(config: Config, pictures: Sequence[Picture]) -> Masks:
+def _masks(config: Config, folder: Path, pictures: Sequence[Picture]) -> Masks:
     data = config.data
     if data.unmasked_weight == 1:
         return Masks({}, (), ())
-    return find_masks(
-        pictures, Path(data.instance_data_dir), Path(data.mask_dir) if data.mask_dir else None, data.alpha_mask
-    )
+    return find_masks(pictures, folder, Path(data.mask_dir) if data.mask_dir else None, data.alpha_mask)
 
 
-def read_dataset(config: Config) -> tuple[Dataset, list[str]]:
-    """The data of a run, and warnings about it. Class pictures beyond --num_class_images are left out."""
+def find_subject(config: Config) -> Found:
+    """The pictures of the subject and their captions; those of a dataset are written to a folder first."""
     data = config.data
-    subject = _inspect(config)
+    found = find_pictures(Path(data.instance_data_dir) if data.dataset_name is None else hf_dataset.export(config))
+    without_word = [source.path for source in found.sources if data.trigger_word is None and _has_trigger(source)]
+    if without_word:
+        shown = ", ".join(str(path) for path in without_word[:FILES_NAMED])
+        more = f" and {len(without_word) - FILES_NAMED} more" if len(without_word) > FILES_NAMED else ""
+        problem = f"--trigger_word is missing: {{trigger}} stands in the captions of {shown}{more}"
+        found = replace(found, problems=(*found.problems, problem))
+    return found
+
+
+def _has_trigger(source: Source) -> bool:
+    return source.caption is not None and has_trigger(source.caption)
+
+
+def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, list[str]]:
+    """The data of a run, and warnings about it. Class pictures beyond --num_class_images are left out.
+
+    `seen`: the pictures of the subject, if they were looked at already.
+    """
+    data = config.data
+    found = seen.found if seen else find_subject(config)
+    subject = seen.subject if seen else inspect_pictures(found, _warn_below(config))
     sizes = choose_sizes(config, subject.pictures)
-    masks = _masks(config, subject.pictures)
+    masks = _masks(config, found.folder, subject.pictures)
     warnings = [*subject.warnings, *_scaled_up(config, subject.pictures, sizes), *masks.warnings]
     samples = [
-        _sample(p, p.caption or data.instance_prompt, config, sizes, masks.by_picture.get(p.path))
+        _sample(p, fill_trigger(p.caption or data.instance_prompt, config), config, sizes, masks.by_picture.get(p.path))
         for p in subject.pictures
         for _ in range(data.repeats)
     ]
@@ -124,6 +164,13 @@ def read_dataset(config: Config) -> tuple[Dataset, list[str]]:
         pictures = sound_class_pictures(config)[: data.num_class_images]
         class_samples = [_sample(p, data.class_prompt, config, [(data.resolution, data.resolution)]) for p in pictures]
     return Dataset(samples=tuple(samples), class_samples=tuple(class_samples)), warnings
+
+
+def total_steps(config: Config, dataset: Dataset, batch: int) -> int:
+    """Optimizer steps of the run. Epochs that end within a global batch are rounded up to a whole one."""
+    if config.optim.max_train_steps is not None:
+        return config.optim.max_train_steps
+    return dataset.order(config.output.seed, batch).steps(config.optim.num_train_epochs)
 
 
 def sound_class_pictures(config: Config) -> list[Picture]:

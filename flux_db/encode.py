@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flux_db.atomic import write_file
-from flux_db.config import Config, cache_path
+from flux_db.config import Config, background, cache_path, validation_prompts
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
-from flux_db.images import load_rgb, resize_and_crop
+from flux_db.images import WHITE, load_rgb, resize_and_crop
 from flux_db.masks import mask_at
 from flux_db.models import fingerprint
 
@@ -43,6 +43,7 @@ class Cache:
     """Fingerprint of the VAE."""
     text_precision: str
     max_sequence_length: int
+    background: tuple[int, int, int] = WHITE
 
     def prompt_file(self, prompt: str) -> Path:
         return self._file("prompt", [self.text_model, self.text_precision, self.max_sequence_length, prompt])
@@ -51,8 +52,9 @@ class Cache:
         """Moments of the sample's crop, and its mask."""
         height, width = sample.size
         size = height if height == width else [height, width]
-        content = [self.vae, size, sample.picture.digest, list(sample.crop), flip]
-        return self._file("latent", [*content, *_mask_key(sample)])
+        content = [self.vae, size, sample.picture.digest, list(sample.crop), flip, *_mask_key(sample)]
+        # white is what there was before there was a choice: its files keep their names
+        return self._file("latent", content if self.background == WHITE else [*content, self.background])
 
     def _file(self, kind: str, content: list) -> Path:
         key = hashlib.sha256(json.dumps([SCHEMA, kind, *content]).encode()).hexdigest()
@@ -75,6 +77,7 @@ def open_cache(config: Config, model: Path) -> Cache:
         vae=fingerprint(model, ("vae",)),
         text_precision=text_precision(config),
         max_sequence_length=config.data.max_sequence_length,
+        background=background(config),
     )
 
 
@@ -116,7 +119,7 @@ def prompts_in_use(config: Config) -> tuple[str, ...]:
     """Prompts besides the captions: class, validation, and the empty one for --caption_dropout."""
     prompts = [config.data.class_prompt] if config.data.with_prior_preservation else []
     prompts += [""] if config.data.caption_dropout else []
-    return tuple(dict.fromkeys([*prompts, *config.validation.validation_prompt]))
+    return tuple(dict.fromkeys([*prompts, *validation_prompts(config)]))
 
 
 def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
@@ -202,8 +205,8 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
         encoder = Encoder(models.load_vae(model, models.VAE_DTYPE, config.model.variant)).set_train(False)
     # size by size, because each is a graph of its own
     for sample, flip in tqdm(sorted(pictures, key=lambda work: work[0].size), desc="VAE", unit="picture"):
-        pixels = resize_and_crop(load_rgb(sample.picture.path), sample.size, sample.crop, flip)
-        arrays = {"moments": encoder(Tensor(pixels[None])).asnumpy()[0]}
+        image = load_rgb(sample.picture.path, cache.background)
+        arrays = {"moments": encoder(Tensor(resize_and_crop(image, sample.size, sample.crop, flip)[None])).asnumpy()[0]}
         if sample.mask:
             latent = arrays["moments"].shape[1:]
             arrays["mask"] = mask_at(sample.mask, sample.picture.size, sample.size, sample.crop, flip, latent)

@@ -17,13 +17,18 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
+from tqdm import tqdm
 
+from flux_db import likeness
 from flux_db.captions import read_captions
 from flux_db.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASK_SUFFIX = ".mask.png"
 MAX_PIXELS = 128_000_000
+# Fewer pictures are checked before anyone would look at a progress bar.
+PROGRESS_FROM = 200
+SAME, ALIKE, SMALL = "the same picture as", "looks like", "is smaller than"
 WHITE = (255, 255, 255)
 
 # By name, because PIL would otherwise hand a PostScript file called .jpg to Ghostscript.
@@ -74,6 +79,8 @@ class Picture:
     """Width and height, upright."""
     digest: str
     """SHA-256 of the file."""
+    look: bytes = b""
+    """Perceptual hash; empty for a picture of one colour."""
     warnings: tuple[str, ...] = ()
 
 
@@ -142,10 +149,14 @@ def _natural(path: Path) -> tuple:
 def inspect_pictures(found: Found, resolution: int) -> Inspection:
     """Decode every picture once and collect all that is wrong with them."""
     with ThreadPoolExecutor(_DECODING_THREADS) as pool:
-        results = list(pool.map(lambda source: _inspect(source, resolution), found.sources))
+        results = pool.map(lambda source: _inspect(source, resolution), found.sources)
+        few = len(found.sources) < PROGRESS_FROM
+        results = list(tqdm(results, "checking", len(found.sources), unit="picture", leave=False, disable=few))
     pictures = _mark_duplicates([result for result in results if isinstance(result, Picture)])
     problems = [problem for result in results if isinstance(result, UserError) for problem in result.problems]
     warnings = [f"{picture.path}: {warning}" for picture in pictures for warning in picture.warnings]
+    if found.ignored:
+        warnings.append(f"{found.folder}: {len(found.ignored)} files are neither pictures nor captions; left alone")
     return Inspection(tuple(pictures), (*found.problems, *problems), tuple(warnings))
 
 
@@ -153,34 +164,39 @@ def _inspect(source: Source, resolution: int) -> Picture | UserError:
     try:
         with _blame(source.path):
             data = source.path.read_bytes()
-            width, height = _decoded_size(data, source.path)
+            (width, height), look = _decode(data, source.path)
     except UserError as error:
         return error
     warnings = source.warnings
     if min(width, height) < resolution:
-        warnings += (f"{width} x {height} is smaller than {resolution} on the short side and will be scaled up",)
-    return Picture(source.path, source.caption, (width, height), hashlib.sha256(data).hexdigest(), warnings)
+        warnings += (f"{width} x {height} {SMALL} {resolution} on the short side and will be scaled up",)
+    return Picture(source.path, source.caption, (width, height), hashlib.sha256(data).hexdigest(), look, warnings)
 
 
-def _decoded_size(data: bytes, path: Path) -> tuple[int, int]:
+def _decode(data: bytes, path: Path) -> tuple[tuple[int, int], bytes]:
+    """Size and perceptual hash of the upright picture."""
     if not data:
         raise UserError(f"{path}: the file is empty")
     with _open(io.BytesIO(data), path) as image:
         full_size = image.size
-        # A JPEG is still read to its end, but at an eighth of its size, in a seventh of the time.
-        reduced = image.draft(image.mode, (1, 1))
-        to_rgb(image)
+        # A JPEG is still read to its end, but at down to an eighth of its size, in a seventh of the time.
+        reduced = image.draft(image.mode, (likeness.SIDE, likeness.SIDE))
+        thumb = likeness.thumbnail(to_rgb(image))
         size = full_size if reduced else image.size  # decoding may change it: PIL itself turns TIFFs upright
-        return size[::-1] if _orientation(image) >= 5 else size
+        turn = _UPRIGHT.get(_orientation(image))
+        look = likeness.look(thumb if turn is None else thumb.transpose(turn))
+        return size[::-1] if _orientation(image) >= 5 else size, look
 
 
 def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:
     first: dict[str, Picture] = {}
     marked = []
-    for picture in pictures:
+    for picture, alike in zip(pictures, likeness.first_alike([p.look for p in pictures]), strict=True):
         original = first.setdefault(picture.digest, picture)
         if original is not picture:
-            picture = replace(picture, warnings=(*picture.warnings, f"the same picture as {original.path}"))
+            picture = replace(picture, warnings=(*picture.warnings, f"{SAME} {original.path}"))
+        elif alike is not None:
+            picture = replace(picture, warnings=(*picture.warnings, f"{ALIKE} {pictures[alike].path}"))
         marked.append(picture)
     return marked
 

@@ -3,6 +3,7 @@
 A check returns its problems as messages; each names the flag, the value and what to do.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 from flux_db import buckets
 from flux_db.buckets import PIXELS_PER_TOKEN
-from flux_db.config import Config, LoraConfig, to_flat_dict
+from flux_db.config import Config, LoraConfig, background, has_trigger, to_flat_dict
 from flux_db.errors import did_you_mean
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
@@ -65,9 +66,12 @@ def check(config: Config) -> list[str]:
 def check_files(config: Config) -> list[str]:
     """Problems in the folders that the settings name; writes nothing and loads no weights. Pictures are not opened."""
     data, output = config.data, config.output
-    problems = _model_problems(config) + _reading_problems("instance_data_dir", data.instance_data_dir)
-    if data.mask_dir is not None:
-        problems += _reading_problems("mask_dir", data.mask_dir)
+    problems = _model_problems(config)
+    for name in ("instance_data_dir", "mask_dir"):
+        if getattr(data, name) is not None:
+            problems += _reading_problems(name, getattr(data, name))
+    if data.dataset_name is not None:
+        problems += _dataset_problems(data.dataset_name)
     if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
         problems += _creation_problems("class_data_dir", data.class_data_dir)
     problems += _creation_problems("output_dir", output.output_dir)
@@ -103,7 +107,12 @@ def _contradictions(config: Config) -> list[str]:
             problems.append(f"--with_prior_preservation needs --{name}: add it")
         if not data.with_prior_preservation and value is not None:
             problems.append(f"--{name} {value}: needs --with_prior_preservation; add that or leave --{name} out")
-    if data.class_data_dir and Path(data.class_data_dir).absolute() == Path(data.instance_data_dir).absolute():
+    problems += _picture_contradictions(config)
+    if (
+        data.class_data_dir
+        and data.instance_data_dir
+        and Path(data.class_data_dir).absolute() == Path(data.instance_data_dir).absolute()
+    ):
         problems.append(f"--class_data_dir {data.class_data_dir}: must be another folder than --instance_data_dir")
     if optim.lr_warmup_steps > 0 and optim.lr_scheduler == "constant":
         problems.append(
@@ -124,7 +133,11 @@ def _contradictions(config: Config) -> list[str]:
 
 def _crop_problems(config: Config) -> list[str]:
     data, found = config.data, []
-    if data.mask_dir and Path(data.mask_dir).absolute() == Path(data.instance_data_dir).absolute():
+    if (
+        data.mask_dir
+        and data.instance_data_dir
+        and Path(data.mask_dir).absolute() == Path(data.instance_data_dir).absolute()
+    ):
         found.append(f"--mask_dir {data.mask_dir}: must be another folder than --instance_data_dir")
     if data.aspect_ratio_buckets is not None:
         told = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
@@ -140,6 +153,36 @@ def _crop_problems(config: Config) -> list[str]:
             f"--cache_crops {data.cache_crops}: --no-cache_latents crops anew for every sample; leave one of them out"
         )
     return found
+
+
+def _picture_contradictions(config: Config) -> list[str]:
+    data, problems = config.data, []
+    if data.instance_data_dir is None and data.dataset_name is None:
+        problems.append("--instance_data_dir or --dataset_name is required: say where the pictures of the subject are")
+    if data.instance_data_dir is not None and data.dataset_name is not None:
+        problems.append(f"--dataset_name {data.dataset_name}: not together with --instance_data_dir; leave one out")
+    defaults = {f.name: f.default for f in dataclasses.fields(data)}
+    for name in ("dataset_config_name", "image_column", "caption_column"):
+        value = getattr(data, name)
+        if data.dataset_name is None and value != defaults[name]:
+            problems.append(f"--{name} {value}: needs --dataset_name; add that or leave --{name} out")
+    if data.trigger_word is None:
+        prompts = {"instance_prompt": [data.instance_prompt], "validation_prompt": config.validation.validation_prompt}
+        problems += [
+            f"--{name} {text}: needs --trigger_word, which takes the place of {{trigger}}"
+            for name, texts in prompts.items()
+            for text in texts
+            if has_trigger(text)
+        ]
+    elif has_trigger(data.trigger_word):
+        problems.append(f"--trigger_word {data.trigger_word}: must be a word of its own")
+    if data.class_prompt is not None and has_trigger(data.class_prompt):
+        problems.append(f"--class_prompt {data.class_prompt}: names the class, so without {{trigger}}")
+    try:
+        background(config)
+    except ValueError:
+        problems.append(f"--alpha_background {data.alpha_background}: no colour; give a name such as grey, or #rrggbb")
+    return problems
 
 
 def _unknown_changes(config: Config) -> list[str]:
@@ -159,6 +202,15 @@ def _model_problems(config: Config) -> list[str]:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return []
     return [f"--pretrained_model_name_or_path {name}: neither a folder nor a name on the hub of the form owner/model"]
+
+
+def _dataset_problems(name: str) -> list[str]:
+    """A dataset on the hub may have no owner in its name: mnist."""
+    if os.path.exists(name) or _looks_local(name):
+        return _reading_problems("dataset_name", name)
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return []
+    return [f"--dataset_name {name}: neither a folder nor a name on the hub of the form owner/dataset"]
 
 
 def check_model(folder: Path, config: Config) -> list[str]:

@@ -18,7 +18,7 @@ from flux_db import __version__, changes, checkpoint, export, lora, run_state, s
 from flux_db.atomic import write_file
 from flux_db.batches import BatchSource, dataset_of, prefetch
 from flux_db.build import Training
-from flux_db.config import Config, to_flat_dict
+from flux_db.config import Config, to_flat_dict, with_defaults
 from flux_db.console import say, stage
 from flux_db.interrupt import StopRequest, resume_command
 from flux_db.report import Metrics, Reporter
@@ -281,7 +281,7 @@ def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -
         found = checkpoint.load(Path(wanted))
     saved = state.read_about(found.files)
     found_changes = changes.changed_settings(
-        {**saved["config"], **saved["fingerprints"]},
+        {**with_defaults(saved["config"]), **saved["fingerprints"]},
         {**to_flat_dict(config), **fingerprints},
         world_size_old=saved["world_size"],
         world_size_new=runtime.world_size,

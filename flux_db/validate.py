@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from flux_db import encode
-from flux_db.config import Config
+from flux_db.config import Config, validation_prompts
 from flux_db.console import say, stage
 from flux_db.encode import Cache
 from flux_db.report import Reporter
@@ -37,7 +37,7 @@ class Validator:
         validation = config.validation
         self.requests = [
             Request(**encode.read(cache.prompt_file(prompt)), seed=config.output.seed, number=number)
-            for prompt in validation.validation_prompt
+            for prompt in validation_prompts(config)
             for number in range(validation.num_validation_images)
         ]
         self.settings = SampleSettings(

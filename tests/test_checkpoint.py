@@ -504,6 +504,8 @@ BINDING = frozenset(
         "alpha_mask",
         "unmasked_weight",
         "caption_dropout",
+        "trigger_word",
+        "alpha_background",
         "max_sequence_length",
         "cache_latents",
         "rank",

@@ -9,7 +9,16 @@ import pytest
 import yaml
 
 from flux_db.cli import REFUSED, build_parser, parse_config, read_flags, to_yaml
-from flux_db.config import SECTIONS, Config, cache_path, from_flat_dict, global_batch, to_flat_dict
+from flux_db.config import (
+    SECTIONS,
+    Config,
+    background,
+    cache_path,
+    from_flat_dict,
+    global_batch,
+    to_flat_dict,
+    with_defaults,
+)
 from flux_db.errors import UserError, run_guarded
 from flux_db.preflight import BOUNDS, check, check_files
 
@@ -24,6 +33,7 @@ REQUIRED = [
 FLAG_NAMES = """
 pretrained_model_name_or_path revision variant cache_dir
 instance_data_dir instance_prompt class_data_dir class_prompt with_prior_preservation prior_loss_weight num_class_images
+dataset_name dataset_config_name image_column caption_column trigger_word alpha_background
 max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
 dataloader_num_workers enable_mindspore_data_sink
 aspect_ratio_buckets max_buckets cache_crops mask_dir alpha_mask unmasked_weight caption_dropout
@@ -34,7 +44,8 @@ lr_scheduler lr_warmup_steps lr_num_cycles lr_power
 adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm
 validation_prompt num_validation_images validation_epochs validation_steps validation_inference_steps
 validation_guidance
-output_dir seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
+output_dir dry_run
+seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
 upcast_before_saving report_to logging_dir
 device mixed_precision gradient_checkpointing jit_level distributed shard_base
 """
@@ -63,6 +74,64 @@ def write_yaml(tmp_path):
         return str(file)
 
     return write
+
+
+# --- pictures: a folder or a dataset --------------------------------------------------------------------------------
+
+WITHOUT_PICTURES = [*REQUIRED[:2], *REQUIRED[4:]]
+
+
+def test_exactly_one_source_of_pictures(write_yaml):
+    (problem,) = problems_of(*WITHOUT_PICTURES)
+    assert problem == ("--instance_data_dir or --dataset_name is required: say where the pictures of the subject are")
+    (problem,) = problems_with("--dataset_name", "owner/dogs")
+    assert problem == "--dataset_name owner/dogs: not together with --instance_data_dir; leave one out"
+    data = parse_config([*WITHOUT_PICTURES, "--dataset_name", "owner/dogs", "--caption_column", "text"]).data
+    assert (data.dataset_name, data.instance_data_dir, data.image_column) == ("owner/dogs", None, "image")
+
+
+@pytest.mark.parametrize(
+    ("given", "other"), [("dataset_name", "instance_data_dir"), ("instance_data_dir", "dataset_name")]
+)
+def test_the_source_on_the_command_line_takes_the_place_of_the_one_in_yaml(write_yaml, given, other):
+    file = write_yaml(f"{other}: from/yaml\n")
+    data = parse_config([*WITHOUT_PICTURES, "--config", file, f"--{given}", "from/line"]).data
+    assert (getattr(data, given), getattr(data, other)) == ("from/line", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--image_column=img"], "--image_column img: needs --dataset_name; add that or leave --image_column out"),
+        (["--caption_column=t"], "--caption_column t: needs --dataset_name; add that or leave --caption_column out"),
+        (["--instance_prompt=a {trigger}"], "--instance_prompt a {trigger}: needs --trigger_word, which takes the"),
+        (["--validation_prompt=a [trigger]"], "--validation_prompt a [trigger]: needs --trigger_word"),
+        (["--trigger_word={trigger}"], "--trigger_word {trigger}: must be a word of its own"),
+        (
+            ["--with_prior_preservation", "--class_data_dir=c", "--class_prompt={trigger}", "--trigger_word=x"],
+            "--class_prompt {trigger}: names the class, so without {trigger}",
+        ),
+        (["--alpha_background=blurple"], "--alpha_background blurple: no colour; give a name such as grey, or #rrggbb"),
+        (["--alpha_background=#12345678"], "--alpha_background #12345678: no colour"),
+    ],
+)
+def test_what_is_refused_about_pictures_and_captions(flags, problem):
+    (found,) = problems_with(*flags)
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "colour"),
+    [("white", (255, 255, 255)), ("Grey", (128, 128, 128)), ("#3366cc", (51, 102, 204)), (" #FFF ", (255, 255, 255))],
+)
+def test_colours(text, colour):
+    assert background(parse("--alpha_background", text)) == colour
+
+
+def test_settings_that_an_older_version_did_not_know_are_at_their_defaults():
+    old = {name: value for name, value in to_flat_dict(parse()).items() if name not in ("trigger_word", "repeats")}
+    assert with_defaults(old) == to_flat_dict(parse())
+    assert with_defaults(old | {"repeats": 3})["repeats"] == 3
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -153,7 +222,7 @@ def test_a_config_survives_yaml_and_json(write_yaml, flags):
 
 def test_no_setting_can_be_lost_as_null_in_yaml():
     # null means "leave at default", so a setting that may be None must have None as its default.
-    values = to_flat_dict(parse())
+    values = with_defaults({})
     assert all(values[name] is None for name, flag in read_flags().items() if "None" in str(flag.annotation))
 
 

@@ -25,13 +25,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-errors console atomic stream buckets flow cpu_ops
+errors console atomic stream buckets flow cpu_ops likeness
 config captions order lock interrupt changes run_state checkpoint tiny_model worker_logs
-preflight images runtime optim export report demo_pictures golden
+preflight images hf_dataset runtime optim export report demo_pictures golden
 masks
-cli dataset models lora sharding train_step
-encode sample build launch
-batches validate state prior selftest
+cli dataset contact_sheet models lora sharding train_step
+plan encode sample build launch
+check batches validate state prior selftest
 prepare trainer
 pipeline __main__
 train_dreambooth_lora_flux
@@ -107,14 +107,26 @@ def test_settings_are_checked_before_mindspore_is_imported():
 # ---- pyproject.toml ----
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
 def declared() -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {re.match(r"[\w.-]+", line)[0].lower() for line in project["dependencies"]}
+    return {re.match(r"[\w.-]+", line)[0].lower() for line in PROJECT["dependencies"]}
+
+
+def optional() -> set[str]:
+    """Packages that an extra of the same name brings."""
+    return set(PROJECT["optional-dependencies"]) - {"test", "interop"}
 
 
 def test_everything_imported_is_declared():
     used = {DISTRIBUTIONS.get(package, package).lower() for name in SOURCES for package in foreign_packages(name)}
-    assert not used - declared()
+    assert not used - declared() - optional()
+
+
+def test_optional_packages_are_imported_only_when_they_are_asked_for():
+    early = {module.split(".")[0] for name in SOURCES for module in imports(name, at_start_only=True)}
+    assert not early & optional()
 
 
 def test_nothing_is_declared_in_vain():

@@ -1,10 +1,12 @@
 """Whole runs on the tiny model: what a user would notice."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load, load_file
 from world import lora_bytes, metrics, train, without_time
 
@@ -167,6 +169,9 @@ def test_only_what_changed_is_encoded_again(cpu, world, tmp_path):
     assert [flip for _, flip in work(random_flip=True).pictures] == [True] * 3
     assert work(max_sequence_length=24).prompts and not work(max_sequence_length=24).pictures
     assert not work(learning_rate=0.5, seed=42, rank=2)
+    assert len(work(alpha_background="grey").pictures) == 3 and not work(alpha_background="#FFFFFF")
+    trigger = {"instance_prompt": "a {trigger}", "validation_prompt": ["[trigger] sits"], "trigger_word": "sks"}
+    assert work(**trigger).prompts == ("a sks", "sks sits")
 
     (pictures / "dog_01.png").write_bytes((pictures / "dog_00.png").read_bytes() + b"\0")
     assert [s.picture.path.name for s, _ in work().pictures] == ["dog_01.png"]
@@ -176,6 +181,29 @@ def test_only_what_changed_is_encoded_again(cpu, world, tmp_path):
     data[-3] ^= 1
     file.write_bytes(data)
     assert {s.picture.path.name for s, _ in work().pictures} == {"dog_00.png", "dog_01.png"}
+
+
+def test_transparent_pictures_have_their_background_wherever_they_are_opened(cpu, world, tmp_path):
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    Image.new("RGBA", (32, 32), (0, 0, 0, 0)).save(pictures / "clear.png")
+    Image.new("RGB", (32, 32), (51, 102, 204)).save(pictures / "solid.png")
+    places = {"instance_data_dir": str(pictures), "encode_cache_dir": str(tmp_path / "cache"), "center_crop": True}
+    config = world.config(tmp_path / "out", **places, alpha_background="#3366cc")
+    cache = open_cache(config, world.model)
+    dataset, _ = read_dataset(config)
+    encode.encode(config, world.model, cache, replace(encode.missing(config, cache, dataset), prompts=()))
+    clear, solid = (encode.read(cache.picture_file(sample, False))["moments"] for sample in dataset.samples)
+    np.testing.assert_array_equal(clear, solid)
+
+    config = world.config(tmp_path / "out", **places, alpha_background="#3366cc", cache_latents=False)
+    batches = BatchSource(
+        config=config, dataset=dataset, cache=cache, dealing=Dealing(batch=1), latent_shape=(16, 4, 4),
+        learning_rates=np.zeros(1, np.float32), num_timesteps=1000,
+    )  # fmt: skip
+    clear, solid = (batches._picture(sample, 0, 0) for sample in dataset.samples)
+    np.testing.assert_array_equal(clear, solid)
+    np.testing.assert_allclose((clear[:, 0, 0] + 1) * 127.5, (51, 102, 204), atol=1e-4)
 
 
 def test_a_second_run_loads_no_encoder(cpu, long_run, capfd):

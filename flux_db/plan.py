@@ -1,0 +1,74 @@
+"""What a run would do with its pictures: sizes, steps, epochs, and how often each picture is seen."""
+
+from __future__ import annotations
+
+import collections
+import os
+from dataclasses import dataclass
+
+from flux_db.config import Config, global_batch
+from flux_db.dataset import Dataset, Sample, total_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    cards: int
+    batch: int
+    """Pictures of the subject behind one optimizer step, over all cards."""
+    samples: int
+    """Of the subject in an epoch, with their repeats."""
+    pictures: int
+    steps: int
+    seen: tuple[int, int]
+    """How often a picture is seen at least and at most."""
+    sizes: dict[tuple[int, int], int]
+    """Height and width of every graph to compile -> number of pictures."""
+
+    steps_per_epoch: float
+    """With several sizes, of the first epoch: their last batches are filled up."""
+
+    @property
+    def epochs(self) -> float:
+        return self.steps / self.steps_per_epoch
+
+
+def make(config: Config, dataset: Dataset) -> Plan:
+    cards = number_of_cards()
+    batch, samples = global_batch(config, cards), len(dataset.samples)
+    steps = total_steps(config, dataset, batch)
+    pictures, several = one_each(dataset), len(dataset.sizes) > 1
+    return Plan(
+        cards=cards,
+        batch=batch,
+        samples=samples,
+        pictures=len(pictures),
+        steps=steps,
+        seen=_times_seen(config, dataset, steps, batch),
+        sizes=dict(collections.Counter(sample.size for sample in pictures)),
+        steps_per_epoch=dataset.order(config.output.seed, batch).steps(1) if several else samples / batch,
+    )
+
+
+def _times_seen(config: Config, dataset: Dataset, steps: int, batch: int) -> tuple[int, int]:
+    if len(dataset.sizes) == 1:
+        return times_seen(len(dataset.samples), config.data.repeats, steps * batch)
+    order = dataset.order(config.output.seed, batch)
+    counts = collections.Counter({sample.picture.path: 0 for sample in dataset.samples})
+    counts.update(dataset.samples[order.item(position)].picture.path for position in range(steps * batch))
+    return min(counts.values()), max(counts.values())
+
+
+def one_each(dataset: Dataset) -> list[Sample]:
+    """The samples of the subject, without their repeats."""
+    return list({sample.picture.path: sample for sample in dataset.samples}.values())
+
+
+def number_of_cards() -> int:
+    """As msrun tells its processes; 1 without it."""
+    return int(os.environ.get("MS_WORKER_NUM", "1"))
+
+
+def times_seen(samples: int, repeats: int, draws: int) -> tuple[int, int]:
+    """How often a picture is drawn at least and at most, if each stands `repeats` times among the samples."""
+    rounds, rest = divmod(draws, samples)
+    return rounds * repeats + max(0, rest - (samples - repeats)), rounds * repeats + min(rest, repeats)

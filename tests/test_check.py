@@ -1,0 +1,342 @@
+"""`python -m flux_db check`: a folder of awkward files, each with its documented result; and what a run would do."""
+
+import csv
+import io
+import os
+import struct
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_images import MODES, cut, noise, png, save
+
+from flux_db import check, contact_sheet
+from flux_db.demo_pictures import draw_picture, write_demo_pictures
+from flux_db.errors import UserError
+from flux_db.plan import times_seen
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "train_dreambooth_lora_flux.py"
+RESOLUTION = 16
+
+# What becomes of a file.
+FINE, REFUSED, IGNORED = "fine", "refused", "ignored"
+
+
+def spoilt(spoil, kind="JPEG"):
+    def make(path):
+        buffer = io.BytesIO()
+        pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(buffer, kind)
+        path.write_bytes(spoil(buffer.getvalue()))
+
+    return make
+
+
+def textured(path, size=(64, 48), **options):
+    """A picture that looks like no other of the folder."""
+    rng = np.random.default_rng(list(os.fsencode(path.name)))
+    small = rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path, **options)
+
+
+def sideways(path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    textured(path, (64, 32), exif=exif)
+
+
+def two_pictures(path):
+    first, second = (Image.new("RGB", (64, 48), colour) for colour in ("teal", "navy"))
+    first.save(path, "MPO", save_all=True, append_images=[second])
+
+
+def dog(path, change=lambda image: image, **options):
+    change(draw_picture(96, 3, 0)).save(path, **options)
+
+
+def cropped(image):
+    return image.crop((1, 1, 95, 95))
+
+
+def with_caption(data):
+    def make(path):
+        textured(path)
+        path.with_suffix(".txt").write_bytes(data)
+
+    return make
+
+
+def text(path):
+    path.write_text("not a picture")
+
+
+def dangling(path):
+    path.symlink_to("nowhere.png")
+
+
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200)
+NFD = unicodedata.normalize("NFD", "été.png")
+
+# Name; how it is made; what becomes of it; a part of its row in the table, or of the message.
+AWKWARD = [
+    # how pictures are stored: test_images checks their colours
+    *((f"modes/{name}", make, FINE, "8,8,16,16") for name, make, *_ in MODES),
+    ("sideways.jpg", sideways, FINE, "32,64,16,16"),
+    ("two_pictures.jpg", two_pictures, FINE, "64,48"),
+    ("bad_exif.jpg", lambda p: textured(p, exif=b"Exif\0\0II*\0\xff\xff\xff\x7f"), FINE, "64,48"),
+    ("deep_tiff.tif", lambda p: textured(p, compression="tiff_lzw"), FINE, "64,48"),
+    # sizes
+    ("one_pixel.png", lambda p: textured(p, (1, 1)), FINE, "1 x 1 is smaller than 16"),
+    ("thin.png", lambda p: textured(p, (900, 3)), FINE, "900 x 3 is smaller than 16"),
+    ("bomb.png", lambda p: p.write_bytes(png(50_000, 50_000)), REFUSED, "50000 x 50000 is 2,500 megapixels"),
+    # names and places
+    ("UPPER.JPG", textured, FINE, "64,48"),
+    ("mixed.WebP", textured, FINE, "64,48"),
+    ("a b (1) 50%.png", textured, FINE, "64,48"),
+    ("小狗🐶.png", textured, FINE, "64,48"),
+    (NFD, textured, FINE, "64,48"),
+    ("line\nbreak.png", textured, FINE, "64,48"),
+    (os.fsdecode(b"no_text_\xff.png"), textured, FINE, "64,48"),
+    ("x" * 240 + ".png", textured, FINE, "64,48"),
+    ("a folder.jpg/inside.png", textured, FINE, "64,48"),
+    ("-rf.png", textured, FINE, "64,48"),
+    ("dangling.png", dangling, REFUSED, "cannot be read (No such file or directory)"),
+    (".hidden.png", textured, None, ""),
+    # damaged
+    ("zero_bytes.jpg", lambda p: p.write_bytes(b""), REFUSED, "the file is empty"),
+    ("cut.jpg", spoilt(cut), REFUSED, "damaged or cut short"),
+    ("cut_at_the_end.jpg", spoilt(lambda data: data[:-60]), REFUSED, "damaged or cut short"),
+    ("cut.png", spoilt(cut, "PNG"), REFUSED, "damaged or cut short"),
+    ("cut.webp", spoilt(cut, "WEBP"), REFUSED, "damaged or cut short"),
+    ("cut.bmp", spoilt(cut, "BMP"), REFUSED, "damaged or cut short"),
+    ("cut.tif", spoilt(cut, "TIFF"), REFUSED, "damaged or cut short"),
+    ("only_a_head.jpg", spoilt(lambda data: data[:10]), REFUSED, "damaged or cut short"),
+    ("text.jpg", text, REFUSED, "whatever its name says"),
+    ("page.png", lambda p: p.write_text("<html>404</html>"), REFUSED, "whatever its name says"),
+    ("really_a_gif.png", lambda p: textured(p, format="GIF"), REFUSED, "whatever its name says"),
+    ("really_heic.jpg", lambda p: p.write_bytes(HEIC), REFUSED, "whatever its name says"),
+    ("postscript.jpg", lambda p: p.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n"), REFUSED, "whatever its name says"),
+    ("broken_header.bmp", lambda p: p.write_bytes(b"BM" + struct.pack("<I", 9) + bytes(40)), REFUSED, ""),
+    # captions
+    ("captioned.png", with_caption(b"\xef\xbb\xbfa dog,\r\n on a bench \n"), FINE, 'a dog, on a bench"'),
+    ("empty_caption.png", with_caption(b" \n"), FINE, "empty caption in"),
+    ("latin_caption.png", with_caption("Zürich".encode("latin-1")), REFUSED, "not UTF-8 text"),
+    # duplicates: of dog_a.png
+    ("dog_a.png", dog, FINE, "96,96"),
+    ("dog_b.png", dog, FINE, "the same picture as dog_a.png"),
+    ("dog_c.jpg", dog, FINE, "looks like dog_a.png"),
+    ("dog_half.webp", lambda p: dog(p, lambda image: image.resize((48, 48))), FINE, "looks like"),
+    ("dog_cropped.png", lambda p: dog(p, cropped), FINE, "looks like"),
+    # not pictures for us
+    ("animation.gif", textured, IGNORED, ""),
+    ("vector.svg", text, IGNORED, ""),
+    ("notes.md", text, IGNORED, ""),
+    ("orphan.txt", text, IGNORED, ""),
+    ("Thumbs.db", text, IGNORED, ""),
+    ("no_extension", text, IGNORED, ""),
+    ("dog_a.mask.png", textured, REFUSED, "is not the shape of its picture"),
+]
+
+
+def command(*flags, script=("-m", "flux_db", "check")):
+    return subprocess.run(
+        [sys.executable, *script, *map(str, flags)], capture_output=True, text=True, errors="replace", cwd=ROOT,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+def flags(world, output, folder, *more):
+    settings = world.settings(output, instance_data_dir=folder, resolution=RESOLUTION)
+    return [word for name, value in settings.items() for word in (f"--{name}", str(value))] + list(more)
+
+
+@pytest.fixture(scope="module")
+def awkward(world, tmp_path_factory):
+    """The check of a folder with all awkward files."""
+    base = tmp_path_factory.mktemp("awkward")
+    folder = base / "pictures"
+    folder.mkdir()
+    for name, make, *_ in AWKWARD:
+        (folder / name).parent.mkdir(exist_ok=True)
+        make(folder / name)
+    done = command(*flags(world, base / "out", folder))
+    with open(base / "out" / check.TABLE_NAME, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        table = {row["file_name"]: row for row in csv.DictReader(file)}
+    return folder, done, table
+
+
+def test_there_are_enough_awkward_files():
+    assert len({name for name, *_ in AWKWARD}) == len(AWKWARD) >= 40
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "part"), [(name, *rest) for name, _, *rest in AWKWARD], ids=[ascii(row[0]) for row in AWKWARD]
+)
+def test_awkward_file(awkward, name, outcome, part):
+    folder, done, table = awkward
+    shown = f"{folder / name}".encode("utf-8", "backslashreplace").decode()
+    problems = [line for line in done.stderr.splitlines() if line.startswith(f"- --instance_data_dir: {shown}:")]
+    if outcome == REFUSED and name != "latin_caption.png":
+        (problem,) = problems
+        assert part in problem and name not in table
+    elif outcome == REFUSED:
+        assert any(part in line and "latin_caption.txt" in line for line in done.stderr.splitlines())
+    else:
+        assert not problems
+        assert (name in table) == (outcome == FINE)
+    if outcome == FINE:
+        row = table[name]
+        line = ",".join(row.values()) if '"' not in part else f'{row["caption"]}"'
+        assert part in line
+
+
+def test_awkward_folder_as_a_whole(awkward):
+    _, done, table = awkward
+    outcomes = [outcome for _, _, outcome, _ in AWKWARD]
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    # a picture whose caption cannot be read is itself fine
+    assert len(table) == outcomes.count(FINE) + 1
+    assert f"error: {outcomes.count(REFUSED)} problems" in done.stderr
+    assert f"{outcomes.count(IGNORED)} other files left alone" in done.stdout
+    assert "1 exact duplicates" in done.stdout and "near duplicates" in done.stdout
+
+
+# ---- what a run would do ----
+
+
+def test_the_plan_of_a_run(world, tmp_path):
+    more = ["--repeats=2", "--train_batch_size=2", "--num_train_epochs=5"]
+    words = flags(world, tmp_path / "out", world.pictures, *more)
+    at = words.index("--max_train_steps")
+    del words[at : at + 2]
+    done = command(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in (
+        "Pictures: 3 in ", "dog_00.png  64 x 64  16 x 16  a photo of sks dog", "Warnings: none",
+        "6: 3 pictures, each 2 times", "3 per epoch, 15 in all", "epochs             5",
+        "is seen 10 times", "1 to compile: 16 x 16 for 3 pictures",
+    ):  # fmt: skip
+        assert part in done.stdout, done.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["contact_sheet.png", "pictures.csv"]
+    dry = command(*words, "--dry_run", script=[str(SCRIPT)])
+    assert (dry.returncode, dry.stdout, dry.stderr) == (0, done.stdout, "")
+
+
+def test_all_problems_at_once_and_no_report_of_a_faulty_run(world, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "empty.jpg").write_bytes(b"")
+    save(tmp_path / "pictures" / "good.jpg")
+    wrong = ["--rank=0", "--learning_rat=1", "--alpha_background=blurple", "--pretrained_model_name_or_path=./nowhere"]
+    for script in (("-m", "flux_db", "check"), (str(SCRIPT),)):
+        extra = ["--dry_run"] if script[0] == str(SCRIPT) else []
+        done = command(*flags(world, tmp_path / "out", tmp_path / "pictures", *wrong, *extra), script=script)
+        assert (done.returncode, done.stdout) == (2, "")
+        for part in ("error: 5 problems", "empty.jpg", "--rank 0", "--learning_rat", "blurple", "./nowhere"):
+            assert part in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_neither_mindspore_nor_datasets_is_imported(world, tmp_path):
+    code = (
+        "import sys; from flux_db.__main__ import main; code = main(sys.argv[1:]);"
+        "print(code, sorted({'mindspore', 'mindone', 'transformers', 'datasets'} & set(sys.modules)))"
+    )
+    words = ["check", *flags(world, tmp_path / "out", world.pictures)]
+    assert command(*words, script=["-c", code]).stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize(("samples", "repeats", "draws"), [(6, 1, 13), (6, 2, 13), (6, 3, 17), (5, 5, 12), (4, 1, 8)])
+def test_times_seen_is_what_the_stream_does(samples, repeats, draws):
+    from flux_db.stream import item
+
+    counts = []
+    for seed in range(200):
+        drawn = [item(seed, k, samples) // repeats for k in range(draws)]
+        counts += [drawn.count(picture) for picture in range(samples // repeats)]
+    assert (min(counts), max(counts)) == times_seen(samples, repeats, draws)
+
+
+# ---- the contact sheet ----
+
+
+def cell(path, **changes):
+    values = {"path": path, "size": (32, 32), "crop": (0.5, 0.5), "name": "a", "note": "b", "caption": "a dog"}
+    return contact_sheet.Cell(**values | changes)
+
+
+def test_the_sheet_shows_the_crop_that_the_model_sees(tmp_path):
+    image = Image.new("RGB", (96, 32), (255, 0, 0))
+    image.paste((0, 0, 255), (48, 0, 96, 32))
+    image.save(tmp_path / "a.png")
+    for crop, colour in [((0.0, 0.5), (255, 0, 0)), ((1.0, 0.5), (0, 0, 255))]:
+        sheet = contact_sheet.draw([cell(tmp_path / "a.png", crop=crop)], "title", (255, 255, 255))
+        pixels = np.asarray(sheet).reshape(-1, 3)
+        assert (pixels == colour).all(axis=1).sum() == 224 * 224
+        assert not (pixels == colour[::-1]).all(axis=1).any()
+
+
+def test_a_tall_bucket_stays_tall_and_alpha_has_its_background(tmp_path):
+    Image.new("RGBA", (64, 128), (0, 0, 0, 0)).save(tmp_path / "a.png")
+    sheet = contact_sheet.draw([cell(tmp_path / "a.png", size=(64, 32))], "title", (0, 200, 0))
+    green = (np.asarray(sheet) == (0, 200, 0)).all(axis=2)
+    assert green.sum() == 224 * 112 and green.any(axis=1).sum() == 224
+
+
+@pytest.mark.parametrize(
+    "caption",
+    ["", "x" * 3000, "word " * 500, "小狗" * 200, "a\u0301 🐶", "dog"],
+    ids=["none", "x", "w", "cn", "e", "d"],
+)
+def test_any_caption_fits(tmp_path, caption):
+    noise(tmp_path / "a.png")
+    cells = [cell(tmp_path / "a.png", caption=caption), *[cell(tmp_path / "a.png")] * 29]
+    sheet = contact_sheet.draw(cells, "title " * 100, (255, 255, 255))
+    assert sheet.width == 10 * 164 + 12 and sheet.height < 3 * 300 + 100
+
+
+def test_of_many_pictures_the_warned_ones_are_on_the_sheet(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(contact_sheet, "MOST_CELLS", 3)
+    seen = []
+    monkeypatch.setattr(contact_sheet, "draw", lambda cells, *_: seen.extend(cells) or Image.new("RGB", (1, 1)))
+    write_demo_pictures(tmp_path / "pictures", 5, 64)
+    save(tmp_path / "pictures" / "small.png", (8, 8), "red")
+    assert check.run(flags(world, tmp_path / "out", tmp_path / "pictures")) == 0
+    assert [c.name for c in seen] == ["small.png", "dog_00.png", "dog_01.png"]
+
+
+# ---- the trigger word ----
+
+
+def trigger_folder(tmp_path):
+    write_demo_pictures(tmp_path / "pictures", 3, 64)
+    for name, caption in {"dog_00": "a {trigger} dog", "dog_01": "[TRIGGER] sits", "dog_02": "a dog"}.items():
+        (tmp_path / "pictures" / f"{name}.txt").write_text(caption)
+    return tmp_path / "pictures"
+
+
+def test_the_trigger_word_takes_its_place(world, tmp_path, capsys):
+    words = flags(world, tmp_path / "out", trigger_folder(tmp_path), "--trigger_word", r"s\1ks")
+    assert check.run(words) == 0
+    text = capsys.readouterr().out
+    assert r"a s\1ks dog" in text and r"s\1ks sits" in text and "{trigger}" not in text
+
+
+def test_a_trigger_without_a_word_is_a_problem_that_names_the_files(world, tmp_path):
+    folder = trigger_folder(tmp_path)
+    with pytest.raises(UserError) as caught:
+        check.run(flags(world, tmp_path / "out", folder))
+    (problem,) = caught.value.problems
+    assert problem.startswith("--trigger_word is missing: {trigger} stands in the captions of ")
+    assert "dog_00.png" in problem and "dog_01.png" in problem and "dog_02.png" not in problem
+
+
+def test_a_trigger_word_that_is_used_nowhere_is_warned_of(world, tmp_path, capsys):
+    assert check.run(flags(world, tmp_path / "out", world.pictures, "--trigger_word=sks")) == 0
+    assert "--trigger_word sks: no caption and no prompt holds {trigger}" in capsys.readouterr().out
