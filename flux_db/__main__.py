@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from flux_db import lora_commands
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
 from flux_db.errors import run_guarded
@@ -96,6 +97,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "encode": encode,
     "class-images": class_images,
     "selftest": selftest,
+    **lora_commands.COMMANDS,
 }
 
 

@@ -25,14 +25,15 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-errors console atomic stream flow cpu_ops
-config captions lock interrupt changes run_state checkpoint tiny_model
-preflight images runtime optim export report demo_pictures golden
-cli dataset models lora train_step
-encode sample build
+errors console atomic stream flow cpu_ops lora_names base_model
+config captions lock interrupt changes run_state checkpoint tiny_model weight_file
+preflight images runtime optim report demo_pictures golden lora_file
+cli dataset models lora train_step export lora_convert
+encode sample build lora_info
 batches validate state prior selftest
 prepare trainer
-pipeline __main__
+pipeline lora_commands
+__main__
 train_dreambooth_lora_flux
 """
 ROW = {name: number for number, row in enumerate(ROWS.strip().splitlines()) for name in row.split()}

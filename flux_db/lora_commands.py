@@ -1,0 +1,48 @@
+"""`python -m flux_db` commands around finished LoRA files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from flux_db.atomic import write_file
+from flux_db.errors import UserError
+
+
+def export(argv: list[str]) -> None:
+    """Convert a LoRA file to the format of another program."""
+    from flux_db import lora_convert, lora_file
+    from flux_db.weight_file import to_bytes
+
+    parser = argparse.ArgumentParser(prog="python -m flux_db export", description=export.__doc__)
+    parser.add_argument("lora", help="LoRA file of diffusers, peft, kohya, ComfyUI or OneTrainer; or its folder")
+    parser.add_argument("--format", required=True, choices=["diffusers", "kohya", "comfyui"], help="what to write")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="file to write")
+    arguments = parser.parse_args(argv)
+    source = lora_file.read(arguments.lora)
+    output = _new_file(arguments.output)
+    write_file(output, to_bytes(*lora_convert.convert(source, arguments.format)))
+    print(output)
+
+
+def info(argv: list[str]) -> None:
+    """Tell what a LoRA file is: format, rank, alpha, layers, strength, metadata."""
+    from flux_db import lora_info
+
+    parser = argparse.ArgumentParser(prog="python -m flux_db info", description=info.__doc__)
+    parser.add_argument("lora", help="LoRA file, or its folder")
+    print(lora_info.describe(parser.parse_args(argv).lora))
+
+
+def _new_file(path: Path) -> Path:
+    if path.is_dir():
+        raise UserError(f"-o {path}: is a folder; give the name of a file")
+    if path.exists():
+        raise UserError(f"-o {path}: exists already; remove it first, or choose another name")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"-o {path}: there is no folder {path.parent}; make it first")
+    return path
+
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {"export": export, "info": info}
