@@ -11,6 +11,7 @@ from flux_db import lora_commands
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
 from flux_db.errors import run_guarded
+from flux_db.hub_token import hide_token
 from flux_db.interrupt import default_signals
 from flux_db.preflight import check, check_files
 
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"error: no such command: {argv[0]}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return run_guarded(lambda: COMMANDS[argv[0]](argv[1:]))
+    return run_guarded(lambda: hide_token() or COMMANDS[argv[0]](argv[1:]))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ Check = Callable[[Config], list[str]]
 _TEXT_ENCODERS = "the text encoders are not trained here; only the transformer gets a LoRA"
 _PRODIGY = "Prodigy always has its recommended setting: decoupled decay, bias correction, safeguarded warm-up"
 _ATTENTION = "the attention kernel is chosen by the device; leave the flag out"
-_HUB = "uploading is not supported yet; upload the output folder with huggingface-cli"
 _DATASET = "datasets are not supported yet; put the pictures in a folder and use --instance_data_dir"
 
 # Flags of diffusers' and mindone's scripts that have no meaning here, and why or what to do instead.
@@ -51,9 +50,7 @@ REFUSED: dict[str, str] = {
     "dataset_config_name": _DATASET,
     "image_column": _DATASET,
     "caption_column": _DATASET,
-    "push_to_hub": _HUB,
-    "hub_token": _HUB,
-    "hub_model_id": _HUB,
+    "hub_token": "a token is no setting and is never stored; log in with hf auth login, or set HF_TOKEN",
 }
 
 # argparse stores this for a flag that came without its value, so that parsing goes on and finds the other problems.

@@ -35,6 +35,25 @@ def info(argv: list[str]) -> None:
     print(lora_info.describe(parser.parse_args(argv).lora))
 
 
+def push(argv: list[str]) -> None:
+    """Upload a finished run to the Hugging Face hub, as --push_to_hub does after training."""
+    from flux_db import hub
+
+    parser = argparse.ArgumentParser(
+        prog="python -m flux_db push",
+        description=f"{push.__doc__} The token is that of hf auth login, or HF_TOKEN.",
+    )
+    parser.add_argument("folder", type=Path, help="--output_dir of the run")
+    parser.add_argument("--hub_model_id", required=True, metavar="OWNER/NAME", help="where to upload to")
+    parser.add_argument("--hub_private", action=argparse.BooleanOptionalAction, default=True, help="default: private")
+    arguments = parser.parse_args(argv)
+    output = hub.find_run(arguments.folder)
+    try:
+        print(hub.push(output, arguments.hub_model_id, private=arguments.hub_private))
+    except hub.PushFailed as problem:
+        raise UserError(f"the upload failed: {problem}") from problem
+
+
 def _new_file(path: Path) -> Path:
     if path.is_dir():
         raise UserError(f"-o {path}: is a folder; give the name of a file")
@@ -45,4 +64,4 @@ def _new_file(path: Path) -> Path:
     return path
 
 
-COMMANDS: dict[str, Callable[[list[str]], int | None]] = {"export": export, "info": info}
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {"export": export, "info": info, "push": push}

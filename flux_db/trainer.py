@@ -172,7 +172,7 @@ class Trainer:
         """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
         if self.runtime.is_main:
             try:
-                files = state.to_files(self.training, self.config, self.progress, self._about(), self._facts())
+                files = state.to_files(self.training, self.config, self.progress, self._about(), self.facts())
                 self.reporter.flush()
                 self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
                 if self.config.output.checkpoints_total_limit:
@@ -195,7 +195,7 @@ class Trainer:
         weights = lora.to_state_dict(self.training.transformer, self.config.lora)
         path = self.output / export.FILE_NAME
         try:
-            write_file(path, export.lora_file(weights, self.config, self._facts(), precision))
+            write_file(path, export.lora_file(weights, self.config, self.facts(), precision))
         except OSError as problem:
             raise TrainingFailed(
                 f"{path} could not be written: {problem}. Kept: {self.last_checkpoint or 'no checkpoint'}"
@@ -216,7 +216,7 @@ class Trainer:
             "versions": {"flux_db": __version__, "mindspore": ms.__version__},
         }
 
-    def _facts(self) -> export.Facts:
+    def facts(self) -> export.Facts:
         pictures = {sample.picture.digest for sample in self.source.dataset.samples}
         batch = self.training.dealing.global_batch
         return export.Facts(steps=self.progress.step, pictures=len(pictures), global_batch=batch)

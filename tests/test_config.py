@@ -35,6 +35,7 @@ validation_prompt num_validation_images validation_epochs validation_steps valid
 validation_guidance
 output_dir seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
 upcast_before_saving report_to logging_dir
+push_to_hub hub_model_id hub_private
 device mixed_precision gradient_checkpointing jit_level distributed
 """
 FLAGS = FLAG_NAMES.split()

@@ -26,10 +26,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROWS = """
 __init__
 errors console atomic stream flow cpu_ops lora_names base_model
-config captions lock interrupt changes run_state checkpoint tiny_model weight_file
+config captions lock interrupt changes run_state checkpoint tiny_model weight_file hub_token
 preflight images runtime optim report demo_pictures golden lora_file
-cli dataset models lora train_step export lora_convert
-encode sample build lora_info
+cli dataset models lora train_step export lora_convert hub
+encode sample build lora_info card
 batches validate state prior selftest
 prepare trainer
 pipeline lora_commands
