@@ -35,6 +35,46 @@ def info(argv: list[str]) -> None:
     print(lora_info.describe(parser.parse_args(argv).lora))
 
 
+def fuse(argv: list[str]) -> None:
+    """Write a model folder with a LoRA merged into its transformer."""
+    from flux_db import fuse as merging
+
+    parser = argparse.ArgumentParser(
+        prog="python -m flux_db fuse",
+        description=f"{fuse.__doc__} The weights keep their type and files; parts that do not change are hard links to "
+        "the model's files where that is possible.",
+    )
+    parser.add_argument("model", type=Path, help="folder of a FLUX.1 model in diffusers layout")
+    parser.add_argument("lora", type=Path, help="LoRA file of any format, or its folder")
+    parser.add_argument("--scale", type=float, default=1.0, help="strength of the LoRA (default: 1)")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    arguments = parser.parse_args(argv)
+    if not arguments.model.is_dir():
+        raise UserError(f"{arguments.model}: no such folder; give the folder of a FLUX.1 model")
+    merging.fuse(arguments.model, [merging.Weighted(arguments.lora, arguments.scale)], arguments.output)
+    print(arguments.output)
+
+
+def generate(argv: list[str]) -> None:
+    """Draw pictures with a FLUX.1 model and any number of LoRAs."""
+    from flux_db import generate_flags
+
+    order = generate_flags.read(argv)
+    from flux_db import generate as drawing
+
+    print(drawing.run(order, argv))
+
+
+def encode_prompts(argv: list[str]) -> None:
+    """Encode prompts into the cache; takes the flags of generate, which starts it."""
+    from flux_db import generate_flags
+
+    order = generate_flags.read(argv)
+    from flux_db import generate as drawing
+
+    drawing.encode_prompts(order)
+
+
 def push(argv: list[str]) -> None:
     """Upload a finished run to the Hugging Face hub, as --push_to_hub does after training."""
     from flux_db import hub
@@ -64,4 +104,11 @@ def _new_file(path: Path) -> Path:
     return path
 
 
-COMMANDS: dict[str, Callable[[list[str]], int | None]] = {"export": export, "info": info, "push": push}
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
+    "generate": generate,
+    "encode-prompts": encode_prompts,
+    "info": info,
+    "export": export,
+    "fuse": fuse,
+    "push": push,
+}

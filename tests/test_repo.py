@@ -29,9 +29,9 @@ errors console atomic stream flow cpu_ops lora_names base_model
 config captions lock interrupt changes run_state checkpoint tiny_model weight_file hub_token
 preflight images runtime optim report demo_pictures golden lora_file
 cli dataset models lora train_step export lora_convert hub
-encode sample build lora_info card
-batches validate state prior selftest
-prepare trainer
+encode sample build lora_info card fuse
+batches validate state prior selftest generate_flags
+prepare trainer generate
 pipeline lora_commands
 __main__
 train_dreambooth_lora_flux
