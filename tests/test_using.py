@@ -70,8 +70,9 @@ def test_generate_draws_the_samples_of_training(run, kohya, cpu, world, tmp_path
     (tmp_path / "prompts.txt").write_text(f"\n{PROMPT}\n\n")
     words = [
         "generate", "--model", str(world.model), "--lora", f"{kohya}:0.25", "--lora", f"{output}:0.75",
-        "--size", "32x32", "--prompts_file", str(tmp_path / "prompts.txt"), "--num", "2", "--steps", "2", "--max_sequence_length", "16",
-        "--device", "CPU", "--encode_cache_dir", config.data.encode_cache_dir, "-o", str(tmp_path / "out"),
+        "--size", "32x32", "--prompts_file", str(tmp_path / "prompts.txt"), "--num", "2", "--steps", "2",
+        "--max_sequence_length", "16", "--device", "CPU", "--encode_cache_dir", config.data.encode_cache_dir,
+        "-o", str(tmp_path / "out"),
     ]  # fmt: skip
     assert main(words) == 0
     assert str(tmp_path / "out" / "grid.png") in capfd.readouterr().out
