@@ -13,6 +13,7 @@ from flux_db.atomic import write_file
 from flux_db.base_model import base_model_name, is_hub_name, licence
 from flux_db.config import Config
 from flux_db.console import say
+from flux_db.hub import last_round
 
 FILE_NAME = "README.md"
 # By it a card is known as this program's own, which a later run may replace.
@@ -68,10 +69,8 @@ def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
 def last_samples(config: Config) -> list[tuple[str, str]]:
     """(path inside the output folder, prompt) of the last round of sample pictures."""
     output = Path(config.output.output_dir)
-    rounds = sorted(folder for folder in output.glob("samples/step-*") if any(folder.glob("*.png")))
-    if not rounds:
-        return []
-    pictures = sorted(rounds[-1].glob("*.png"))
+    last = last_round(output)
+    pictures = sorted(last.glob("*.png")) if last else []
     prompts = config.validation.validation_prompt
     each = len(pictures) // len(prompts) if prompts and len(pictures) % len(prompts) == 0 else 0
     texts = [prompt for prompt in prompts for _ in range(each)] or [config.data.instance_prompt] * len(pictures)

@@ -89,8 +89,15 @@ def retry_command(output: Path, name: str, private: bool) -> str:
 
 def files_to_push(output: Path) -> list[str]:
     """LoRA, card, and the samples that the card shows; never cache, checkpoints, logs or settings with local paths."""
-    rounds = sorted(folder.name for folder in output.glob("samples/step-*") if any(folder.glob("*.png")))
-    return [FILE_NAME, "README.md", "samples/grid.png", *(f"samples/{name}/*.png" for name in rounds[-1:])]
+    last = last_round(output)
+    samples = [f"{last.relative_to(output).as_posix()}/*.png"] if last else []
+    return [FILE_NAME, "README.md", "samples/grid.png", *samples]
+
+
+def last_round(output: Path) -> Path | None:
+    """The folder of the last sample pictures."""
+    rounds = [folder for folder in output.glob("samples/step-*") if any(folder.glob("*.png"))]
+    return max(rounds, key=lambda folder: int(folder.name.removeprefix("step-")), default=None)
 
 
 def _api() -> Any:

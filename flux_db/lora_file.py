@@ -64,7 +64,7 @@ class Layer:
 class LoraFile:
     path: Path
     format: str
-    """One of PREFIXES' values."""
+    """One of PREFIXES' values, or mixed, not FLUX.1, not plain."""
     layers: dict[str, Layer]
     """Layers of FLUX.1's transformer, by diffusers' or by the fused name."""
     others: dict[str, Layer]
@@ -80,7 +80,8 @@ class LoraFile:
     def only_flux(self) -> LoraFile:
         """The file itself, if all it holds can be used with FLUX.1's transformer; otherwise a UserError."""
         if not self.layers:
-            raise UserError(f"{self.path}: is not a LoRA for FLUX.1; its layers are such as {_some(self.others)}")
+            parts = _some(self.others or self.unread)
+            raise UserError(f"{self.path}: is not a LoRA for FLUX.1 that can be read; it holds {parts}")
         strange = [*self.others, *self.unread]
         if strange:
             raise UserError(
@@ -132,8 +133,13 @@ def read(path: Path | str) -> LoraFile:
         else:
             others[module] = layer
     unread += [*alphas.values()]
-    format_ = formats.pop() if len(formats) == 1 else "mixed" if formats else "not FLUX.1"
-    return LoraFile(file.path, format_, layers, others, tuple(sorted(unread)), file.metadata)
+    return LoraFile(file.path, _format(formats, others), layers, others, tuple(sorted(unread)), file.metadata)
+
+
+def _format(formats: set[str], others: Mapping[str, Layer]) -> str:
+    if len(formats) == 1:
+        return next(iter(formats))
+    return "mixed" if formats else "not FLUX.1" if others else "not plain"
 
 
 def _sort(file: WeightFile) -> tuple[dict[str, tuple[str, str]], dict[str, str], list[str]]:

@@ -23,6 +23,7 @@ FORMATS = {
     "without prefix": "diffusers' names without a prefix",
     "mixed": "a mixture of several formats",
     "not FLUX.1": "not for FLUX.1's transformer",
+    "not plain": "no plain LoRA, but another kind that cannot be read here (LoKr, LoHa, XLabs' or the like)",
 }
 
 STRONGEST = 5
@@ -42,20 +43,28 @@ def describe(path: Path | str) -> str:
     file = lora_file.read(path)
     layers = {**file.layers, **file.others}
     norms = {name: norm(layer) for name, layer in layers.items()}
+    text = [
+        f"file      {file.path} ({_size(file.path.stat().st_size)})",
+        f"format    {FORMATS[file.format]}",
+    ]
+    if layers:
+        text += _about_layers(file, layers, norms)
+    if file.unread:
+        text.append(f"besides   {len(file.unread)} tensors of another kind, such as {file.unread[0]}")
+    if layers:
+        text += ["", *_table(layers, norms), "", *_strongest(norms)]
+    return "\n".join([*text, "", *_metadata(file)])
+
+
+def _about_layers(file: LoraFile, layers: dict[str, Layer], norms: dict[str, float]) -> list[str]:
     lines = [
-        ("file", f"{file.path} ({_size(file.path.stat().st_size)})"),
-        ("format", FORMATS[file.format]),
         ("layers", _network(file)),
         ("rank", _counted(layer.rank for layer in layers.values())),
         ("alpha", _alphas(layers.values())),
         ("type", _counted(str(layer.down.dtype) for layer in layers.values())),
         ("norm", _total(norms)),
     ]
-    text = [f"{name:9} {value}" for name, value in lines]
-    if file.unread:
-        text.append(f"besides   {len(file.unread)} tensors of another kind, such as {file.unread[0]}")
-    text += ["", *_table(layers, norms), "", *_strongest(norms), "", *_metadata(file)]
-    return "\n".join(text)
+    return [f"{name:9} {value}" for name, value in lines]
 
 
 def _network(file: LoraFile) -> str:
@@ -70,7 +79,7 @@ def _network(file: LoraFile) -> str:
         )
     if file.others:
         parts.append(f"{len(file.others)} of another network, such as {min(file.others)}")
-    return " and ".join(parts) or "none of a plain LoRA"
+    return " and ".join(parts)
 
 
 def _alphas(layers: Iterable[Layer]) -> str:
@@ -94,14 +103,14 @@ def _total(norms: dict[str, float]) -> str:
     if bad:
         return f"{len(bad)} layers hold values that are NOT FINITE, such as {bad[0]}: the file is broken"
     total = float(np.sqrt(sum(value**2 for value in norms.values())))
-    return f"{total:.4g} in all" + ("; the LoRA does nothing: it was not trained" if norms and total == 0 else "")
+    return f"{total:.4g} in all" + ("; the LoRA does nothing: it was not trained" if total == 0 else "")
 
 
 def _table(layers: dict[str, Layer], norms: dict[str, float]) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for name in layers:
         kinds.setdefault(re.sub(r"(?<=[._])\d+(?=[._])", "*", name, count=1), []).append(name)
-    width = max((len(kind) for kind in kinds), default=0)
+    width = max(len(kind) for kind in kinds)
     rows = [f"{'kind of layer':{width}}  layers   mean norm  largest"]
     for kind, names in sorted(kinds.items()):
         values = [norms[name] for name in names]

@@ -293,12 +293,22 @@ def test_info_knows_a_lora_of_another_network(tmp_path, capsys):
     assert main(["info", str(path)]) == 0
     assert "not for FLUX.1" in capsys.readouterr().out
     assert main(["export", str(path), "--format", "diffusers", "-o", str(tmp_path / "y")]) == 2
-    assert "is not a LoRA for FLUX.1" in capsys.readouterr().err
+    assert "is not a LoRA for FLUX.1 that can be read" in capsys.readouterr().err
     mixed = write(
         tmp_path / "te.safetensors", {**matrices(DEFAULTS), "lora_te1_x.lora_down.weight": np.ones((2, 2), np.float32)}
     )
     assert main(["export", str(mixed), "--format", "kohya", "-o", str(tmp_path / "y")]) == 2
     assert "would be lost: lora_te1_x.lora_down.weight" in capsys.readouterr().err
+
+
+def test_info_knows_other_kinds_than_plain_lora(tmp_path, capsys):
+    key = "lora_unet_double_blocks_0_img_attn_qkv"
+    path = write(tmp_path / "lokr.safetensors", {f"{key}.lokr_w1": np.ones((4, 4), np.float32)}, {"author": "x"})
+    assert main(["info", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "no plain LoRA" in text and f"{key}.lokr_w1" in text and "author: x" in text
+    assert main(["export", str(path), "--format", "diffusers", "-o", str(tmp_path / "y")]) == 2
+    assert f"it holds {key}.lokr_w1" in capsys.readouterr().err
 
 
 def damage(path, kind):
