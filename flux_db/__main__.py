@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from flux_db import lora_commands
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
 from flux_db.errors import run_guarded
+from flux_db.hub_token import hide_token
 from flux_db.interrupt import default_signals
 from flux_db.preflight import check, check_files
 
@@ -133,6 +135,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "class-images": class_images,
     "launch": launch,
     "selftest": selftest,
+    **lora_commands.COMMANDS,
 }
 
 
@@ -145,7 +148,7 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"error: no such command: {argv[0]}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return run_guarded(lambda: COMMANDS[argv[0]](argv[1:]))
+    return run_guarded(lambda: hide_token() or COMMANDS[argv[0]](argv[1:]))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ FREE = frozenset(
         "validation_steps",
         "validation_inference_steps",
         "validation_guidance",
+        "push_to_hub",
+        "hub_model_id",
+        "hub_private",
         # How the same sums are computed.
         "device",
         "distributed",

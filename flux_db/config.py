@@ -253,6 +253,19 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    """Upload to the Hugging Face hub"""
+
+    push_to_hub: bool = False
+    """Upload the LoRA, its card and the last samples after training. Needs a token: log in with hf auth login or set
+    HF_TOKEN; --hub_token works too, but its value stays in the shell's history."""
+    hub_model_id: str | None = None
+    """Where to upload to: owner/name, or a name under the token's owner. Without it: the name of --output_dir."""
+    hub_private: bool = True
+    """Only you can see the uploaded model; --no-hub_private makes it public."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
     """Device, precision and speed"""
 
@@ -283,6 +296,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 

@@ -124,6 +124,8 @@ def _contradictions(config: Config) -> list[str]:
             f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --max_train_steps"
             f" {optim.max_train_steps}; shorten the warm-up"
         )
+    if config.hub.hub_model_id and not config.hub.push_to_hub:
+        problems.append(f"--hub_model_id {config.hub.hub_model_id}: needs --push_to_hub; add that or leave it out")
     if runtime.device == "CPU" and runtime.mixed_precision == "bf16":
         problems.append("--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU")
     if runtime.device == "CPU" and data.enable_mindspore_data_sink:

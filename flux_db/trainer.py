@@ -194,7 +194,7 @@ class Trainer:
         self._demand_equal_ranks(f"at step {self.progress.step}")
         if self.runtime.is_main:
             try:
-                files = state.to_files(self.training, self.config, self.progress, self._about())
+                files = state.to_files(self.training, self.config, self.progress, self._about(), self.facts())
                 self.reporter.flush()
                 self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
                 if self.config.output.checkpoints_total_limit:
@@ -229,7 +229,7 @@ class Trainer:
         weights = lora.to_state_dict(self.training.transformer, self.config.lora)
         path = self.output / export.FILE_NAME
         try:
-            write_file(path, export.lora_file(weights, self.config, steps=self.progress.step, precision=precision))
+            write_file(path, export.lora_file(weights, self.config, self.facts(), precision))
         except OSError as problem:
             raise TrainingFailed(
                 f"{path} could not be written: {problem}. Kept: {self.last_checkpoint or 'no checkpoint'}"
@@ -251,6 +251,11 @@ class Trainer:
             "world_size": self.runtime.world_size,
             "versions": {"flux_db": __version__, "mindspore": ms.__version__},
         }
+
+    def facts(self) -> export.Facts:
+        pictures = {sample.picture.digest for sample in self.source.dataset.samples}
+        batch = self.training.dealing.global_batch
+        return export.Facts(steps=self.progress.step, pictures=len(pictures), global_batch=batch)
 
     def _note(self, status: str, message: str | None = None) -> None:
         if self.runtime.is_main:

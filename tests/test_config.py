@@ -47,6 +47,7 @@ validation_guidance
 output_dir dry_run
 seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
 upcast_before_saving report_to logging_dir
+push_to_hub hub_model_id hub_private
 device mixed_precision gradient_checkpointing jit_level distributed shard_base
 """
 FLAGS = FLAG_NAMES.split()
