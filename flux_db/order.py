@@ -6,7 +6,8 @@ several sizes every global batch (over cards and accumulation) is of one size an
 - After E epochs a size with n pictures has had ceil(E * n / batch) batches. So in the long run every picture is seen
   equally often; after E epochs E times or once more, if its size has at least as many pictures as the global batch.
 - A size goes through its pictures in a fixed circle, and an epoch takes the next piece of it, shuffled. So within a
-  size the counts of one epoch, and of any row of epochs, differ by at most one.
+  size the counts of one epoch, and of any row of epochs, differ by at most one. Over all sizes those of one epoch
+  differ by at most two, because a size may have taken its share early.
 - The batches of an epoch come in a shuffled order.
 """
 

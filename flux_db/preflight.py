@@ -135,12 +135,11 @@ def _contradictions(config: Config) -> list[str]:
 
 def _crop_problems(config: Config) -> list[str]:
     data, found = config.data, []
-    if (
-        data.mask_dir
-        and data.instance_data_dir
-        and Path(data.mask_dir).absolute() == Path(data.instance_data_dir).absolute()
-    ):
-        found.append(f"--mask_dir {data.mask_dir}: must be another folder than --instance_data_dir")
+    folders = [Path(folder).absolute() for folder in (data.mask_dir, data.instance_data_dir) if folder]
+    if len(folders) == 2 and folders[0].is_relative_to(folders[1]):
+        found.append(
+            f"--mask_dir {data.mask_dir}: lies in --instance_data_dir, where every picture is trained on; move it out"
+        )
     if data.aspect_ratio_buckets is not None:
         told = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
         found += [f"--aspect_ratio_buckets: {problem}" for problem in told]

@@ -93,6 +93,7 @@ def test_every_picture_is_seen_equally_often(sizes, batch):
         for group in order.groups:
             seen = [drawn[item] for item in group]
             assert max(seen) - min(seen) <= 1  # in this epoch, within a size
+        assert set(drawn.values()) <= {1, 2}  # and over all: none, one or two
         assert all(any(set(row) <= set(group) for group in order.groups) for row in batches)  # one size in a batch
         total += drawn
         # since the start, over all pictures: as often as there were epochs, or once more

@@ -441,7 +441,10 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             ["--cache_crops=2", "--no-cache_latents"],
             "--cache_crops 2: --no-cache_latents crops anew for every sample; leave one of them out",
         ),
-        (["--mask_dir=./pictures"], "--mask_dir ./pictures: must be another folder than --instance_data_dir"),
+        (
+            ["--mask_dir=./pictures/masks"],
+            "--mask_dir ./pictures/masks: lies in --instance_data_dir, where every picture is trained on; move it out",
+        ),
         (
             ["--aspect_ratio_buckets=5x7"],
             '--aspect_ratio_buckets: "5x7" is not height,width; write auto alone, or sizes such as "512,768;768,512"',

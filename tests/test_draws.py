@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
-from world import lora_bytes, metrics, train, without_time
+from safetensors.numpy import load_file, save_file
+from world import lora_bytes, make_world, metrics, train, without_time
 
 from flux_db import build, encode, models
 from flux_db.batches import BatchSource, prefetch
@@ -19,8 +20,21 @@ from flux_db.images import load_rgb, resize_and_crop
 from flux_db.masks import loss_weights, mask_at
 from flux_db.stream import Dealing
 
-# One LoRA layer in the last block: compiling a graph takes seconds.
-LAYER = "single_transformer_blocks.1.attn.to_q"
+LAYER = "single_transformer_blocks.0.attn.to_q"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The small world with a transformer of one block of each kind: many graphs are compiled here."""
+    world = make_world(tmp_path_factory.mktemp("small"))
+    folder = world.model / "transformer"
+    settings = json.loads((folder / "config.json").read_text()) | {"num_layers": 1, "num_single_layers": 1}
+    (folder / "config.json").write_text(json.dumps(settings))
+    file = folder / "diffusion_pytorch_model.safetensors"
+    save_file(
+        {name: value for name, value in load_file(file).items() if "blocks.1." not in name}, file, {"format": "pt"}
+    )
+    return world
 
 
 def encoded(config):
@@ -29,6 +43,7 @@ def encoded(config):
     cache = encode.open_cache(config, model)
     dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)
+    cache.folder.mkdir(exist_ok=True)
     for prompt in work.prompts:
         rng = np.random.default_rng(list(prompt.encode()))
         embeds = {"prompt_embeds": (16, 48), "pooled_prompt_embeds": (32,)}
@@ -212,20 +227,17 @@ def test_the_fingerprint_tells_masks_crops_and_shapes(cpu, everything, change):
     assert other.masked == ("unmasked_weight" not in change)
 
 
-def test_a_mask_of_ones_gives_the_bytes_of_a_run_without_masks(cpu, world, tmp_path):
-    pictures = tmp_path / "pictures"
-    shutil.copytree(world.pictures, pictures)
-    settings = {
-        "instance_data_dir": str(pictures), "lora_layers": LAYER, "max_train_steps": 3, "random_flip": True,
-        "encode_cache_dir": str(tmp_path / "cache"),
-    }  # fmt: skip
+def test_a_mask_of_ones_gives_the_bytes_of_a_run_without_masks(everything, world, tmp_path):
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    for picture in world.pictures.glob("*.png"):
+        Image.new("L", (32, 32), 255).save(masks / picture.name)
     results = []
-    for name, extra in (("plain", {}), ("ones", {"mask_dir": str(tmp_path / "masks")})):
-        config = world.config(tmp_path / name, **settings, **extra)
-        if extra:
-            (tmp_path / "masks").mkdir()
-            for picture in pictures.glob("*.png"):
-                Image.new("L", (32, 32), 255).save(tmp_path / "masks" / picture.name)
+    for name, extra in (("plain", {}), ("ones", {"mask_dir": str(masks)})):
+        config = world.config(
+            tmp_path / name, lora_layers=LAYER, max_train_steps=3, random_flip=True,
+            encode_cache_dir=everything.data.encode_cache_dir, **extra,
+        )  # fmt: skip
         _, _, dataset = encoded(config)
         assert dataset.masked == bool(extra)
         assert train(config) == 0
