@@ -10,10 +10,11 @@ from flux_db.errors import UserError
 # Settings that do not reach the result. What is not listed here, a new setting included, binds.
 FREE = frozenset(
     {
-        # Where things lie: the model and the pictures are compared by fingerprint instead.
+        # Where things lie, and which pictures are trained on: models and pictures are compared by fingerprint instead.
         "pretrained_model_name_or_path",
         "instance_data_dir",
         "class_data_dir",
+        "validation_share",
         "cache_dir",
         "encode_cache_dir",
         "output_dir",
@@ -33,6 +34,11 @@ FREE = frozenset(
         "validation_steps",
         "validation_inference_steps",
         "validation_guidance",
+        "validation_prompts_file",
+        "validation_size",
+        "validation_seed",
+        "validation_data_dir",
+        "keep_best",
         # How the same sums are computed.
         "device",
         "distributed",

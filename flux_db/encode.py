@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flux_db.atomic import write_file
-from flux_db.config import Config, cache_path
+from flux_db.config import Config, cache_path, validation_prompts
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
 from flux_db.images import load_rgb, resize_and_crop
@@ -108,7 +108,7 @@ class Work:
 def prompts_in_use(config: Config) -> tuple[str, ...]:
     """Prompts besides the captions: class and validation."""
     prompts = [config.data.class_prompt] if config.data.with_prior_preservation else []
-    return tuple(dict.fromkeys([*prompts, *config.validation.validation_prompt]))
+    return tuple(dict.fromkeys([*prompts, *validation_prompts(config)]))
 
 
 def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
@@ -119,6 +119,8 @@ def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
         for sample in (*dataset.samples, *dataset.class_samples):
             for flip in flips:
                 pictures.setdefault(cache.picture_file(sample, flip), (sample, flip))
+    for sample in dataset.held_out:
+        pictures.setdefault(cache.picture_file(sample, False), (sample, False))
     return Work(
         tuple(prompt for prompt in prompts if read(cache.prompt_file(prompt)) is None),
         tuple(entry for path, entry in pictures.items() if read(path) is None),

@@ -3,6 +3,7 @@
 A check returns its problems as messages; each names the flag, the value and what to do.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -11,8 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flux_db.config import Config, LoraConfig, to_flat_dict
-from flux_db.errors import did_you_mean
+from flux_db.config import (
+    TRACKERS,
+    Config,
+    LoraConfig,
+    parse_size,
+    to_flat_dict,
+    validation_prompts,
+    validation_size,
+)
+from flux_db.errors import UserError, did_you_mean
 
 # FLUX.1's VAE shrinks by 8, and the transformer takes 2 x 2 latents as one token.
 PIXELS_PER_TOKEN = 16
@@ -41,9 +50,9 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "prior_loss_weight dataloader_num_workers guidance_scale validation_guidance lr_warmup_steps adam_weight_decay",
     ),
     ("above 0", lambda x: x > 0, "lora_alpha logit_std learning_rate lr_power adam_epsilon max_grad_norm"),
-    ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2"),
+    ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
     ("from 1 to 512", lambda x: 1 <= x <= 512, "max_sequence_length"),
-    ("from 0 to 4294967295", lambda x: 0 <= x < 2**32, "seed"),
+    ("from 0 to 4294967295", lambda x: 0 <= x < 2**32, "seed validation_seed"),
     (f"from -1 to {LARGEST_MODE_SCALE:.2f}", lambda x: -1 <= x <= LARGEST_MODE_SCALE, "mode_scale"),
     (f"a multiple of {PIXELS_PER_TOKEN}", lambda x: x > 0 and x % PIXELS_PER_TOKEN == 0, "resolution"),
 )
@@ -52,11 +61,18 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 def check(config: Config) -> list[str]:
     """Problems in the values alone; touches no file."""
     values = to_flat_dict(config)
-    return [*_out_of_bounds(values), *_empty_texts(values), *_contradictions(config), *_unknown_changes(config)]
+    return [
+        *_out_of_bounds(values),
+        *_empty_texts(values),
+        *_contradictions(config),
+        *_validation_problems(config),
+        *_unknown_changes(config),
+        *_unknown_trackers(config),
+    ]
 
 
 def check_files(config: Config) -> list[str]:
-    """Problems in the folders that the settings name; writes nothing and loads no weights. Pictures are not opened."""
+    """Problems in the files and packages that the settings name; writes nothing and loads no weights or pictures."""
     data, output = config.data, config.output
     problems = _model_problems(config) + _reading_problems("instance_data_dir", data.instance_data_dir)
     if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
@@ -64,7 +80,9 @@ def check_files(config: Config) -> list[str]:
     problems += _creation_problems("output_dir", output.output_dir)
     if data.encode_cache_dir is not None:
         problems += _creation_problems("encode_cache_dir", data.encode_cache_dir)
-    return problems + _resume_problems(config)
+    if config.validation.validation_data_dir is not None:
+        problems += _reading_problems("validation_data_dir", config.validation.validation_data_dir)
+    return problems + _prompts_file_problems(config) + _missing_trackers(config) + _resume_problems(config)
 
 
 def _out_of_bounds(values: dict[str, Any]) -> list[str]:
@@ -113,6 +131,57 @@ def _contradictions(config: Config) -> list[str]:
     return problems
 
 
+def _validation_problems(config: Config) -> list[str]:
+    data, validation = config.data, config.validation
+    problems = []
+    if (size := validation.validation_size) is not None:
+        sides = parse_size(size)
+        if sides is None:
+            problems.append(f"--validation_size {size}: expects height x width in pixels, such as 768x512")
+        elif any(side <= 0 or side % PIXELS_PER_TOKEN for side in sides):
+            problems.append(f"--validation_size {size}: both sides must be multiples of {PIXELS_PER_TOKEN}")
+    if validation.validation_data_dir is not None and validation.validation_share > 0:
+        problems.append("--validation_share: not together with --validation_data_dir; give one of them")
+    held_out = validation.validation_data_dir
+    if held_out is not None and Path(held_out).absolute() == Path(data.instance_data_dir).absolute():
+        problems.append(
+            f"--validation_data_dir {held_out}: must be another folder than --instance_data_dir;"
+            " --validation_share holds out some of its pictures"
+        )
+    if validation.keep_best and not validation.has_held_out:
+        problems.append("--keep_best: needs --validation_data_dir or --validation_share to measure what is best")
+    return problems
+
+
+def _prompts_file_problems(config: Config) -> list[str]:
+    try:
+        prompts = validation_prompts(config)
+    except UserError as error:
+        return error.problems
+    file = config.validation.validation_prompts_file
+    return [f"--validation_prompts_file {file}: has no prompt in it"] if file and not prompts else []
+
+
+def _unknown_trackers(config: Config) -> list[str]:
+    given = config.output.trackers
+    problems = [
+        f"--report_to {name}: expects tensorboard, wandb, swanlab or none{did_you_mean(name, TRACKERS)}"
+        for name in given
+        if name not in TRACKERS
+    ]
+    if given and any("none" in item.split(",") for item in config.output.report_to):
+        problems.append(f"--report_to: none cannot stand beside {', '.join(given)}; leave one out")
+    return problems
+
+
+def _missing_trackers(config: Config) -> list[str]:
+    return [
+        f"--report_to {name}: not installed here; pip install {TRACKERS[name]}, or leave it out"
+        for name in config.output.trackers
+        if name in TRACKERS and importlib.util.find_spec(TRACKERS[name]) is None
+    ]
+
+
 def _unknown_changes(config: Config) -> list[str]:
     known = to_flat_dict(config)
     return [
@@ -138,7 +207,7 @@ def check_model(folder: Path, config: Config) -> list[str]:
         f"--pretrained_model_name_or_path {folder}: {problem}"
         for problem in (
             *_missing_parts(folder, config.model.variant),
-            *_wrong_resolution(folder, config.data.resolution),
+            *_wrong_resolution(folder, config),
         )
     ]
     return problems or _unmatched_layers(folder / "transformer", config.lora)
@@ -265,13 +334,19 @@ def _damaged(files: list[Path]) -> list[str]:
     return problems
 
 
-def _wrong_resolution(folder: Path, resolution: int) -> list[str]:
+def _wrong_resolution(folder: Path, config: Config) -> list[str]:
     channels = (_read_json(folder / "vae" / "config.json", []) or {}).get("block_out_channels")
     # Every VAE block but the last halves the picture, and a token is 2 x 2 latents.
     multiple = 2 ** len(channels) if isinstance(channels, list) else PIXELS_PER_TOKEN
-    if PIXELS_PER_TOKEN % multiple == 0 or resolution % multiple == 0:
+    if PIXELS_PER_TOKEN % multiple == 0:
         return []
-    return [f"its VAE needs a multiple of {multiple}, not --resolution {resolution}"]
+    problems = []
+    if config.data.resolution % multiple:
+        problems.append(f"its VAE needs a multiple of {multiple}, not --resolution {config.data.resolution}")
+    size = config.validation.validation_size
+    if size is not None and any(side % multiple for side in validation_size(config)):
+        problems.append(f"its VAE needs multiples of {multiple}, not --validation_size {size}")
+    return problems
 
 
 def _read_json(file: Path, problems: list[str]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -40,6 +41,14 @@ class Runtime:
         if self.world_size == 1:
             return values
         return ops.AllReduce()(Tensor(values)).asnumpy()
+
+    def memory_mb(self) -> dict[str, float]:
+        """Of this process now, and on Ascend of its card at most, in MB; by the names in metrics.jsonl."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1]) if os.path.exists("/proc/self/statm") else 0
+        found = {"memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)} if pages else {}
+        if self.device == "Ascend":
+            found["device_memory_mb"] = round(ms.hal.max_memory_allocated() / 1e6, 1)
+        return found
 
     def barrier(self) -> None:
         """Wait for the other ranks; a one-element sum, because the CPU backend has no barrier."""

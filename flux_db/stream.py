@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     DROPOUT = 6
     LORA = 7
     SAMPLE = 8
+    VALIDATION = 20
 
 
 def generator(seed: int, position: int, purpose: Purpose, lane: int = 0) -> np.random.Generator:

@@ -25,13 +25,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-errors console atomic stream flow cpu_ops
-config captions lock interrupt changes run_state checkpoint tiny_model
-preflight images runtime optim export report demo_pictures golden
-cli dataset models lora train_step
-encode sample build
-batches validate state prior selftest
-prepare trainer
+errors console atomic stream flow cpu_ops charts html_page
+config captions lock interrupt changes run_state checkpoint sample_files tiny_model
+preflight images runtime optim export trackers sheet demo_pictures golden
+cli dataset models lora train_step report
+encode sample build run_files thumbnails
+batches validate validation_loss state prior html_report selftest
+prepare trainer html_compare
 pipeline __main__
 train_dreambooth_lora_flux
 """
