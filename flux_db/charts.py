@@ -151,7 +151,7 @@ def _svg(description: str, series: Sequence[Series], unit: str, from_zero: bool)
     x_low, x_high = min(xs), max(xs)
     y_ticks = ticks(y_low, y_high, 4)
     y_labels = tick_labels(y_ticks)
-    left = 14 + 6.6 * max(map(len, y_labels))
+    left = 12 + 7.2 * max(map(len, y_labels))
     width, height = WIDTH - left - RIGHT, HEIGHT - TOP - BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:

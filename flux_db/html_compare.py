@@ -52,11 +52,9 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 def results(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     found = [{name: value for name, value, _ in summary(run)} for run in runs]
     heads = list(dict.fromkeys(name for entries in found for name in entries))
-    rows = [
-        [name, run.state.status if run.state else "unknown", *(entries.get(head, "-") for head in heads)]
-        for name, run, entries in zip(names, runs, found, strict=True)
-    ]
-    return table(["Run", "Status", *heads], rows)
+    states = ["Status", *(run.state.status if run.state else "unknown" for run in runs)]
+    rows = [[head, *(entries.get(head, "-") for entries in found)] for head in heads]
+    return table(["", *names], [states, *rows])
 
 
 def curves(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
@@ -81,7 +79,9 @@ def curves(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
 
 
 def last_samples(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    shown = [run.rounds[-1].pictures[:MOST_SAMPLES] if run.rounds else () for run in runs]
+    # one of each prompt goes before a second of any
+    ordered = [sorted(run.rounds[-1].pictures, key=lambda file: file.number) if run.rounds else [] for run in runs]
+    shown = [files[:MOST_SAMPLES] for files in ordered]
     if not any(shown):
         return ""
     uris = iter(data_uris([file.path for files in shown for file in files], BUDGET))

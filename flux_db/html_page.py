@@ -26,10 +26,11 @@ p { margin: 6px 0; } a { color: var(--accent); }
 .pill.finished { color: var(--good); } .pill.running { color: var(--accent); }
 .pill.interrupted { color: var(--warn); } .pill.failed { color: var(--bad); }
 .message { border-left: 3px solid var(--bad); padding: 4px 12px; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(138px, 1fr)); gap: 10px; margin: 24px 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(116px, 1fr)); gap: 10px; margin: 24px 0 0; }
 .tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 10px 14px; }
-.tiles dt { color: var(--soft); font-size: .8rem; } .tiles dd { margin: 0; font-size: 1.25rem; font-weight: 600; }
-.tiles dd small { display: block; font-size: .78rem; font-weight: 400; color: var(--soft); }
+.tiles dt { color: var(--soft); font-size: .8rem; }
+.tiles dd { margin: 0; font-size: 1.2rem; font-weight: 600; white-space: nowrap; }
+.tiles dd small { display: block; font-size: .78rem; font-weight: 400; white-space: normal; color: var(--soft); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); gap: 14px; }
 figure { margin: 0; }
 .chart { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 12px 12px 6px; }
@@ -60,16 +61,17 @@ button { font: inherit; font-size: .85rem; color: inherit; background: var(--car
 .rounds.all .slider input { visibility: hidden; } .rounds.all .slider output { visibility: hidden; }
 .round { margin-bottom: 18px; }
 .prompt { margin: 12px 0 6px; overflow-wrap: anywhere; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(46%, 190px), 1fr)); gap: 10px; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(46%, 230px), 1fr)); gap: 10px; }
 .pictures img { display: block; width: 100%; height: auto; border-radius: 8px; background: var(--rule); }
 .pictures figcaption { font-size: .82rem; line-height: 1.35; padding: 5px 2px 0; overflow-wrap: anywhere; }
 .pictures figcaption span { display: block; color: var(--soft); font-size: .76rem; }
 .training { grid-template-columns: repeat(auto-fill, minmax(min(30%, 150px), 1fr)); gap: 14px 10px; }
+.beside .pictures { grid-template-columns: repeat(auto-fill, minmax(min(46%, 140px), 1fr)); }
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 10px 28px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--rule);
-  overflow-wrap: anywhere; }
+  overflow-wrap: anywhere; min-width: 5.5em; }
 th { font-weight: 600; color: var(--soft); font-size: .8rem; } td:first-child { white-space: nowrap; }
 code, pre { font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 12px 14px; margin: 6px 0;
@@ -77,7 +79,8 @@ pre { background: var(--card); border: 1px solid var(--rule); border-radius: 10p
 details { margin: 12px 0; } summary { cursor: pointer; color: var(--accent); padding: 4px 0; }
 footer { margin-top: 48px; color: var(--soft); font-size: .8rem; }
 @media (max-width: 560px) { main { padding: 20px 14px 48px; } h1 { font-size: 1.4rem; }
-  .tiles { grid-template-columns: 1fr 1fr; } td:first-child { white-space: normal; } th, td { padding-right: 8px; } }
+  .tiles { grid-template-columns: 1fr 1fr; } svg text { font-size: 13px; }
+  td:first-child { white-space: normal; } th, td { padding-right: 8px; } }
 @media print { .slider { display: none !important; } .js .rounds .round { display: block !important; } }
 """
 

@@ -131,7 +131,7 @@ def curves(run: RunFiles) -> str:
 def _noisy(run: RunFiles, title: str, key: str, **more: Any) -> str:
     raw = run.points(key)
     series = [Series(label="raw", points=raw, kind="faint"), Series(label=title.lower(), points=smoothed(raw))]
-    return chart(title, series, note="smoothed over raw", **more)
+    return chart(title, series, note="smoothed", **more)
 
 
 def _plain(run: RunFiles, title: str, key: str, colour: int = 0, kind: str = "line", **more: Any) -> str:

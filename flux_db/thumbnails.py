@@ -15,6 +15,7 @@ from PIL import Image
 
 from flux_db.atomic import write_file
 from flux_db.config import Config
+from flux_db.console import say
 from flux_db.dataset import Dataset, Sample
 from flux_db.images import load_rgb, resize_and_crop
 
@@ -82,7 +83,13 @@ class TrainingPictures:
 
 def store_training_pictures(config: Config, dataset: Dataset) -> None:
     """Write small copies of the crops beside the run, so that a report needs neither pictures nor cache."""
-    folder = Path(config.output.output_dir, FOLDER)
+    try:
+        _store(config, dataset, Path(config.output.output_dir, FOLDER))
+    except Exception as problem:  # a report without them is no reason not to train
+        say(f"warning: the report will not show the training pictures: {type(problem).__name__}: {problem}")
+
+
+def _store(config: Config, dataset: Dataset, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     samples = list({sample.picture.path: sample for sample in dataset.samples}.values())
     pictures = []

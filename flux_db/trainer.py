@@ -70,8 +70,10 @@ class Trainer:
     def run(self, reporter: Reporter, validator: Validator | None, held_out: HeldOut | None, stop: StopRequest) -> int:
         """Train to the end. Returns the exit code: 0, or 128 + signal if a signal stopped the run."""
         self.reporter, self.validator, self.held_out = reporter, validator, held_out
-        # of a run that starts afresh nothing is the best yet
-        self.best = best_so_far(self.output, held_out.fingerprint) if held_out and self.progress.step else None
+        self.best: float | None = None
+        if held_out and self.progress.step > 0:
+            kept = self.config.validation.keep_best
+            self.best = best_so_far(self.output, held_out.fingerprint, kept=kept)
         self._note("running")
         try:
             with stop.finishing_steps():

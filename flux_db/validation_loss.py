@@ -125,14 +125,19 @@ class HeldOut:
         return float(self.loss(*(Tensor(array) for array in arrays)).asnumpy()[0])
 
 
-def best_so_far(output: Path, fingerprint: str) -> float | None:
-    """The lowest loss of an earlier part of this run, if its LoRA is still there and of the same pictures."""
+def best_so_far(output: Path, fingerprint: str, *, kept: bool) -> float | None:
+    """The lowest loss before a resume, on the same pictures; None if its LoRA should have been kept and is gone."""
     try:
         lines = (output / METRICS).read_text(encoding="utf-8").splitlines()
-        with (output / BEST_NAME).open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         rows = [row for row in map(json.loads, lines) if row.get("best") and row.get("pictures") == fingerprint]
-        same = bool(rows) and str(rows[-1]["step"]) == header["__metadata__"]["steps"]
-        return rows[-1]["validation_loss"] if same else None
+        if not rows or (kept and _steps_of(output / BEST_NAME) != str(rows[-1]["step"])):
+            return None
+        return rows[-1]["validation_loss"]
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _steps_of(lora_file: Path) -> str:
+    with lora_file.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return header["__metadata__"]["steps"]

@@ -85,8 +85,8 @@ def test_a_resumed_run_and_a_validated_run_end_in_the_same_bytes(long_run, world
     assert [(row["step"], row["event"]) for row in events] == [(6, "validation"), (8, "validation")]
     best = min(events, key=lambda row: row["validation_loss"])
     assert best["best"] and 0.1 < best["validation_loss"] < 10
-    assert best_so_far(again, best["pictures"]) == best["validation_loss"]
-    assert best_so_far(again, "other pictures") is None
+    assert best_so_far(again, best["pictures"], kept=True) == best["validation_loss"]
+    assert best_so_far(again, "other pictures", kept=False) is None
     kept = load_file(again / "best_lora.safetensors")
     at_best = load_file(again / f"checkpoint-{best['step']}/pytorch_lora_weights.safetensors")
     assert all(np.array_equal(kept[name], at_best[name]) for name in at_best)

@@ -1,5 +1,6 @@
 """Samples shared out over ranks, pictures held out, and the validation loss."""
 
+import json
 import shutil
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 from PIL import Image
+from safetensors.numpy import save
 from test_train_step import inputs, loss_in_numpy, make, velocity
 
 from flux_db import encode, flow, sample_files
@@ -19,7 +21,7 @@ from flux_db.images import Picture
 from flux_db.preflight import check, check_files
 from flux_db.report import Reporter
 from flux_db.validate import Validator, steps_between
-from flux_db.validation_loss import LEVELS, FlowLoss, HeldOut
+from flux_db.validation_loss import BEST_NAME, LEVELS, FlowLoss, HeldOut, best_so_far
 
 
 @dataclass
@@ -272,6 +274,16 @@ def test_it_follows_the_weights(parts):
     assert measure.measure() != loss
     lora.load_state_dict(measure.transformer, weights)
     assert measure.measure() == loss
+
+
+def test_the_best_survives_a_resume_only_with_its_lora(tmp_path):
+    rows = [{"step": step, "validation_loss": 1 / step, "best": True, "pictures": "x"} for step in (2, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert best_so_far(tmp_path, "x", kept=False) == 0.25
+    assert best_so_far(tmp_path, "x", kept=True) is None
+    for step, best in ((4, 0.25), (6, None)):  # 6: of a part of the run that the resume undid
+        (tmp_path / BEST_NAME).write_bytes(save({"a": np.zeros(1)}, {"steps": str(step)}))
+        assert best_so_far(tmp_path, "x", kept=True) == best
 
 
 def test_a_failure_is_nan_on_every_rank_and_training_goes_on(parts, capfd):
