@@ -64,7 +64,8 @@ def _held_out_problems(config: Config, subject: Inspection) -> list[str]:
     """Problems with the pictures of the validation loss."""
     folder, share = config.validation.validation_data_dir, config.validation.validation_share
     if folder is not None:
-        problems = _inspect(folder, config.data.resolution).problems
+        # that the folder is missing, the check of the settings has told
+        problems = _inspect(folder, config.data.resolution).problems if Path(folder).is_dir() else ()
         return [f"--validation_data_dir: {problem}" for problem in problems]
     places = sorted(_place(picture) for picture in subject.pictures)
     if share > 0 and places[0] >= share:
