@@ -10,7 +10,7 @@ from pathlib import Path
 from flux_db import lora_commands
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
-from flux_db.errors import run_guarded
+from flux_db.errors import UserError, run_guarded
 from flux_db.hub_token import hide_token
 from flux_db.interrupt import default_signals
 from flux_db.preflight import check, check_files
@@ -126,6 +126,34 @@ def selftest(argv: list[str]) -> int:
     return comparison.run(machine, precision)
 
 
+def report(argv: list[str]) -> None:
+    """Write the report of a run, or compare several runs on one page."""
+    parser = argparse.ArgumentParser(prog="python -m flux_db report", description=report.__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="OUT", help="output folder of a run, finished or not")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in OUT, or comparison.html",
+    )
+    arguments = parser.parse_args(argv)
+    from flux_db.atomic import write_file
+    from flux_db.html_compare import render_comparison
+    from flux_db.html_report import REPORT, render
+    from flux_db.run_files import read_run
+
+    runs = [read_run(folder) for folder in arguments.runs]
+    if len(runs) == 1:
+        text, path = render(runs[0]), arguments.output or runs[0].folder / REPORT
+    else:
+        text, path = render_comparison(runs), arguments.output or Path("comparison.html")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: there is no folder {path.parent}; make it first")
+    write_file(path, text.encode())
+    print(path)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "tiny-model": tiny_model,
     "demo-pictures": demo_pictures,
@@ -135,6 +163,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "class-images": class_images,
     "launch": launch,
     "selftest": selftest,
+    "report": report,
     **lora_commands.COMMANDS,
 }
 

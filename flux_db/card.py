@@ -38,7 +38,7 @@ def card(config: Config, facts: export.Facts) -> str:
     samples = last_samples(config)
     parts = [
         f"---\n{yaml.safe_dump(header(config, samples), sort_keys=False, allow_unicode=True)}---\n{MARK}",
-        f"# FLUX.1 LoRA: {_plain(export.trigger_word(config) or config.data.instance_prompt)}",
+        f"# FLUX.1 LoRA: {_plain(config.data.trigger_word or config.data.instance_prompt)}",
         _introduction(config, facts),
         _pictures(config, samples),
         _usage(config),
@@ -58,7 +58,7 @@ def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
         "library_name": "diffusers",
         "pipeline_tag": "text-to-image",
         **told,
-        "instance_prompt": export.trigger_word(config) or config.data.instance_prompt,
+        "instance_prompt": config.data.trigger_word or config.data.instance_prompt,
         "tags": TAGS,
     }
     if samples:
@@ -80,7 +80,7 @@ def last_samples(config: Config) -> list[tuple[str, str]]:
 def _introduction(config: Config, facts: export.Facts) -> str:
     name = base_model_name(config.model.pretrained_model_name_or_path)
     base = f"[{name}](https://huggingface.co/{name})" if is_hub_name(name) else f"the FLUX.1 model `{name}`"
-    trigger = export.trigger_word(config)
+    trigger = config.data.trigger_word
     call = f"Its trigger is `{_plain(trigger)}`. It" if trigger else "It"
     return (
         f"A DreamBooth LoRA for {base}, trained with MindSpore: {facts.steps} steps on {facts.pictures} pictures.\n\n"

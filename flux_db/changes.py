@@ -10,7 +10,7 @@ from flux_db.errors import UserError
 # Settings that do not reach the result. What is not listed here, a new setting included, binds.
 FREE = frozenset(
     {
-        # Where things lie: the model and the pictures are compared by fingerprint instead.
+        # Where things lie, and which pictures are trained on: models and pictures are compared by fingerprint instead.
         "pretrained_model_name_or_path",
         "instance_data_dir",
         "dataset_name",
@@ -19,6 +19,7 @@ FREE = frozenset(
         "caption_column",
         "class_data_dir",
         "mask_dir",
+        "validation_share",
         "cache_dir",
         "encode_cache_dir",
         "output_dir",
@@ -42,6 +43,11 @@ FREE = frozenset(
         "push_to_hub",
         "hub_model_id",
         "hub_private",
+        "validation_prompts_file",
+        "validation_size",
+        "validation_seed",
+        "validation_data_dir",
+        "keep_best",
         # How the same sums are computed.
         "device",
         "distributed",

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,9 +245,13 @@ def _has_right_sizes(folder: Path) -> bool:
     return all((folder / name).is_file() and (folder / name).stat().st_size == files[name]["size"] for name in files)
 
 
-def set_aside(output_dir: Path | str) -> Path | None:
-    """Move an earlier run's checkpoints to `earlier-<n>/`, where a new run's `latest` does not find them."""
+def set_aside(output_dir: Path | str, beside: Sequence[str] = ()) -> Path | None:
+    """Move an earlier run's checkpoints to `earlier-<n>/`, where a new run's `latest` does not find them.
+
+    What else the earlier run made goes with them, if it is named in `beside`.
+    """
     ours = [folder for _, folder in numbered(output_dir) if _is_ours(folder)]
+    ours += [path for name in beside if (path := Path(output_dir, name)).exists()]
     if not ours:
         return None
     target = next(p for n in itertools.count(1) if not (p := Path(output_dir, f"earlier-{n}")).exists())

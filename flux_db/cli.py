@@ -196,6 +196,8 @@ def _default_note(flag: Flag) -> str:
     default = next(f.default for f in dataclasses.fields(flag.section) if f.name == flag.name)
     if default is None or default == ():
         return ""
+    if isinstance(default, tuple):
+        default = ",".join(default)
     return f" (default: {('no', 'yes')[default] if isinstance(default, bool) else default})"
 
 

@@ -202,20 +202,39 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """Sample pictures while training"""
+    """Sample pictures and validation loss while training"""
 
     validation_prompt: tuple[str, ...] = ()
-    """Prompt to draw sample pictures from. Repeat the flag for several; without it there are no samples."""
+    """Prompt to draw sample pictures from. Repeat the flag for several; without a prompt there are no samples."""
+    validation_prompts_file: str | None = None
+    """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out."""
     num_validation_images: int = 4
-    """Pictures per prompt, each with its own fixed seed."""
+    """Pictures per prompt, each with its own fixed noise."""
     validation_epochs: int = 50
-    """Draw samples every so many epochs. --validation_steps overrides it."""
+    """Validate every so many epochs. --validation_steps overrides it."""
     validation_steps: int | None = None
-    """Draw samples every so many optimizer steps instead of by epochs."""
+    """Validate every so many optimizer steps instead of by epochs."""
+    validation_size: str | None = None
+    """Height and width of the samples in pixels, such as 768x512. Without it: --resolution."""
     validation_inference_steps: int = 28
     """Denoising steps per sample."""
     validation_guidance: float = 3.5
     """Guidance value while drawing samples."""
+    validation_seed: int = 42
+    """Start of the noise of samples and of the validation loss. It is not --seed, so that runs with different seeds can
+    be compared."""
+    validation_data_dir: str | None = None
+    """Folder with pictures of the subject that are not trained on; their loss is measured at every validation."""
+    validation_share: float = 0.0
+    """Instead of --validation_data_dir: hold out about this share of the pictures of the subject. A picture's content
+    decides, so that a new picture moves no other."""
+    keep_best: bool = False
+    """Keep the LoRA with the lowest validation loss as best_lora.safetensors beside the last one."""
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether a validation loss is asked for."""
+        return self.validation_data_dir is not None or self.validation_share > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +260,9 @@ class OutputConfig:
     """Stop after so many optimizer steps in a row were skipped for gradients that are not finite."""
     upcast_before_saving: bool = False
     """Write the final LoRA file in float32 instead of the training precision. Checkpoints are always float32."""
-    report_to: Literal["tensorboard", "none"] = "tensorboard"
-    """Where curves and samples are shown besides metrics.jsonl, which is always written."""
+    report_to: tuple[str, ...] = ("tensorboard",)
+    """Where curves and samples are shown besides metrics.jsonl and report.html, which are always written: tensorboard,
+    wandb, swanlab or none. Repeat the flag for several, or put commas between names."""
     logging_dir: str = "logs"
     """Folder for TensorBoard's files, inside --output_dir."""
 
@@ -250,6 +270,12 @@ class OutputConfig:
     def changes_allowed(self) -> frozenset[str]:
         """Names in --allow_changed, whether repeated or with commas."""
         return frozenset(name.strip() for item in self.allow_changed for name in item.split(",") if name.strip())
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names in --report_to, whether repeated or with commas; none is no name."""
+        names = dict.fromkeys(name.strip() for item in self.report_to for name in item.split(",") if name.strip())
+        return tuple(name for name in names if name != "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +325,9 @@ class Config:
     hub: HubConfig = field(default_factory=HubConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
+
+# Where a run can be shown, and the package each needs.
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "swanlab": "swanlab"}
 
 SECTIONS: dict[str, type] = {section.name: section.type for section in dataclasses.fields(Config)}
 
@@ -358,11 +387,6 @@ def fill_trigger(text: str, config: Config) -> str:
     return text if word is None else _TRIGGER.sub(lambda _: word, text)
 
 
-def validation_prompts(config: Config) -> tuple[str, ...]:
-    """Every prompt to draw samples from."""
-    return tuple(fill_trigger(prompt, config) for prompt in config.validation.validation_prompt)
-
-
 def background(config: Config) -> tuple[int, int, int]:
     """--alpha_background as red, green and blue; a ValueError if it is no colour."""
     from PIL import ImageColor
@@ -374,6 +398,43 @@ def background(config: Config) -> tuple[int, int, int]:
 def cache_path(config: Config) -> Path:
     """Folder of the encoded prompts and pictures."""
     return Path(config.data.encode_cache_dir or Path(config.output.output_dir, "cache"))
+
+
+def validation_prompts(config: Config) -> tuple[str, ...]:
+    """Every prompt to draw samples from, in order: those of --validation_prompt, then the file's."""
+    return tuple(dict.fromkeys(fill_trigger(prompt, config) for prompt in raw_validation_prompts(config)))
+
+
+def raw_validation_prompts(config: Config) -> list[str]:
+    """The same as they were written, with {trigger} in them."""
+    validation = config.validation
+    lines: list[str] = []
+    if validation.validation_prompts_file is not None:
+        try:
+            text = Path(validation.validation_prompts_file).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
+            raise UserError(f"--validation_prompts_file {validation.validation_prompts_file}: {reason}") from None
+        lines = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
+    prompts = [line for line in lines if line and not line.startswith("#")]
+    return [*validation.validation_prompt, *prompts]
+
+
+def validation_size(config: Config) -> tuple[int, int]:
+    """Height and width of the samples."""
+    size = config.validation.validation_size
+    return (parse_size(size) if size else None) or (config.data.resolution, config.data.resolution)
+
+
+def parse_size(text: str) -> tuple[int, int] | None:
+    """(768, 512) of 768x512; None if it is nothing of the kind."""
+    match = re.fullmatch(r"(\d+)[xX](\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def shown_settings(config: Config) -> dict[str, Any]:
+    """The settings as others may see them: without secrets."""
+    return {name: value for name, value in to_flat_dict(config).items() if not name.endswith("token")}
 
 
 def global_batch(config: Config, world_size: int) -> int:

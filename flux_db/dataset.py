@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,11 +50,13 @@ class Dataset:
     samples: tuple[Sample, ...]
     class_samples: tuple[Sample, ...] = ()
     """Each is cropped to the size of the subject's sample that it is drawn with."""
+    held_out: tuple[Sample, ...] = ()
+    """For the validation loss; not trained on, and no part of the fingerprint."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
         """Every distinct prompt, in order of appearance."""
-        return tuple(dict.fromkeys(s.prompt for s in (*self.samples, *self.class_samples)))
+        return tuple(dict.fromkeys(s.prompt for s in (*self.samples, *self.class_samples, *self.held_out)))
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -106,10 +109,12 @@ def survey(config: Config) -> Survey:
         subject = inspect_pictures(found, _warn_below(config))
         problems = [*subject.problems, *_masks(config, found.folder, subject.pictures).problems]
     except UserError as error:
-        problems = error.problems
+        problems = list(error.problems)
     if config.data.with_prior_preservation and config.data.class_data_dir:
         # damaged class pictures are replaced, and missing ones made: only captions could stop the run
         problems += find_pictures(Path(config.data.class_data_dir), may_be_empty=True).problems
+    if not problems:
+        problems += _held_out_problems(config, subject)
     flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
     return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
 
@@ -130,7 +135,11 @@ def find_subject(config: Config) -> Found:
     """The pictures of the subject and their captions; those of a dataset are written to a folder first."""
     data = config.data
     found = find_pictures(Path(data.instance_data_dir) if data.dataset_name is None else hf_dataset.export(config))
-    without_word = [source.path for source in found.sources if data.trigger_word is None and _has_trigger(source)]
+    return _with_trigger_checked(config, found)
+
+
+def _with_trigger_checked(config: Config, found: Found) -> Found:
+    without_word = [s.path for s in found.sources if config.data.trigger_word is None and _has_trigger(s)]
     if without_word:
         shown = ", ".join(str(path) for path in without_word[:FILES_NAMED])
         more = f" and {len(without_word) - FILES_NAMED} more" if len(without_word) > FILES_NAMED else ""
@@ -143,6 +152,38 @@ def _has_trigger(source: Source) -> bool:
     return source.caption is not None and has_trigger(source.caption)
 
 
+def _held_out_problems(config: Config, subject: Inspection) -> list[str]:
+    """Problems with the pictures of the validation loss."""
+    folder, share = config.validation.validation_data_dir, config.validation.validation_share
+    if folder is not None:
+        # that the folder is missing, the check of the settings has told
+        problems = _held_out(config, subject).problems if Path(folder).is_dir() else ()
+        return [p if p.startswith("--") else f"--validation_data_dir: {p}" for p in problems]
+    places = sorted(_place(picture) for picture in subject.pictures)
+    if share > 0 and places[0] >= share:
+        smallest = math.ceil(places[0] * 1000 + 1e-6) / 1000
+        hint = f"{smallest} holds out one" if smallest < 1 and places[-1] >= smallest else "use --validation_data_dir"
+        return [f"--validation_share {share}: holds out none of the {len(places)} pictures; {hint}"]
+    if share > 0 and places[-1] < share:
+        return [f"--validation_share {share}: holds out all {len(places)} pictures; nothing is left to train on"]
+    return []
+
+
+def _place(picture: Picture) -> float:
+    """Where a picture stands between 0 and 1, by its content alone; below --validation_share it is held out."""
+    return int(hashlib.sha256(f"held out {picture.digest}".encode()).hexdigest()[:12], 16) / 16**12
+
+
+def _held_out(config: Config, subject: Inspection) -> Inspection:
+    """The pictures of the validation loss."""
+    folder = config.validation.validation_data_dir
+    if folder is not None:
+        found = _with_trigger_checked(config, find_pictures(Path(folder)))
+        return inspect_pictures(found, config.data.resolution)
+    share = config.validation.validation_share
+    return Inspection(tuple(p for p in subject.pictures if _place(p) < share), (), ())
+
+
 def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, list[str]]:
     """The data of a run, and warnings about it. Class pictures beyond --num_class_images are left out.
 
@@ -151,19 +192,35 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
     data = config.data
     found = seen.found if seen else find_subject(config)
     subject = seen.subject if seen else inspect_pictures(found, _warn_below(config))
-    sizes = choose_sizes(config, subject.pictures)
-    masks = _masks(config, found.folder, subject.pictures)
-    warnings = [*subject.warnings, *_scaled_up(config, subject.pictures, sizes), *masks.warnings]
+    held_out = _held_out(config, subject)
+    trained = [p for p in subject.pictures if _place(p) >= config.validation.validation_share]
+    sizes = choose_sizes(config, trained)
+    masks = _masks(config, found.folder, trained)
+    warnings = [*subject.warnings, *_scaled_up(config, trained, sizes), *masks.warnings, *held_out.warnings]
+    known = {p.digest for p in trained}
+    warnings += [f"{p.path}: held out, but also trained on" for p in held_out.pictures if p.digest in known]
     samples = [
         _sample(p, fill_trigger(p.caption or data.instance_prompt, config), config, sizes, masks.by_picture.get(p.path))
-        for p in subject.pictures
+        for p in trained
         for _ in range(data.repeats)
+    ]
+    square = (data.resolution, data.resolution)
+    # the middle, so that the validation loss does not depend on --seed
+    validation = [
+        Sample(
+            picture=p,
+            prompt=fill_trigger(p.caption or data.instance_prompt, config),
+            crop=(0.5, 0.5),
+            size=square,
+        )
+        for p in held_out.pictures
     ]
     class_samples: list[Sample] = []
     if data.with_prior_preservation:
         pictures = sound_class_pictures(config)[: data.num_class_images]
-        class_samples = [_sample(p, data.class_prompt, config, [(data.resolution, data.resolution)]) for p in pictures]
-    return Dataset(samples=tuple(samples), class_samples=tuple(class_samples)), warnings
+        class_samples = [_sample(p, data.class_prompt, config, [square]) for p in pictures]
+    dataset = Dataset(samples=tuple(samples), class_samples=tuple(class_samples), held_out=tuple(validation))
+    return dataset, warnings
 
 
 def total_steps(config: Config, dataset: Dataset, batch: int) -> int:

@@ -132,6 +132,8 @@ def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
         for sample in (version for s in (*dataset.samples, *in_all_sizes) for version in s.versions):
             for flip in flips:
                 pictures.setdefault(cache.picture_file(sample, flip), (sample, flip))
+    for sample in dataset.held_out:
+        pictures.setdefault(cache.picture_file(sample, False), (sample, False))
     return Work(
         tuple(prompt for prompt in prompts if read(cache.prompt_file(prompt)) is None),
         tuple(entry for path, entry in pictures.items() if read(path) is None),

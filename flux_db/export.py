@@ -13,11 +13,11 @@ import numpy as np
 from flux_db import __version__
 from flux_db.base_model import DEV, SCHNELL, base_model_name
 from flux_db.changes import FREE, GLOBAL_BATCH
-from flux_db.config import SECTIONS, Config, to_flat_dict
+from flux_db.config import SECTIONS, Config, fill_trigger, to_flat_dict
 from flux_db.lora_file import ADAPTER_METADATA, FILE_NAME
 from flux_db.weight_file import to_bytes
 
-__all__ = ["FILE_NAME", "Facts", "about", "lora_file", "settings_hash", "trigger_word"]
+__all__ = ["FILE_NAME", "Facts", "about", "lora_file", "settings_hash"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,12 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
     """The metadata that people read; and the same under the names that kohya's tools and ComfyUI's helpers know."""
     data, lora = config.data, config.lora
     base = base_model_name(config.model.pretrained_model_name_or_path)
-    trigger = trigger_word(config)
     architecture = {DEV: "flux-1-dev/lora", SCHNELL: "flux-1-schnell/lora"}.get(base)
     told = {
         "flux_db_version": __version__,
         "base_model": base,
-        "instance_prompt": data.instance_prompt,
-        "trigger_word": trigger,
+        "instance_prompt": fill_trigger(data.instance_prompt, config),
+        "trigger_word": data.trigger_word,
         "rank": lora.rank,
         "alpha": lora.alpha,
         "steps": facts.steps,
@@ -60,7 +59,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "config_hash": settings_hash(config, facts.global_batch),
         "modelspec.architecture": architecture,
         "modelspec.resolution": f"{data.resolution}x{data.resolution}",
-        "modelspec.trigger_phrase": trigger,
+        "modelspec.trigger_phrase": data.trigger_word,
         "ss_base_model_version": "flux1",
         "ss_network_dim": lora.rank,
         "ss_network_alpha": lora.alpha,
@@ -68,11 +67,6 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "ss_num_train_images": facts.pictures,
     }
     return {name: str(value) for name, value in told.items() if value is not None}
-
-
-def trigger_word(config: Config) -> str | None:
-    """The word that calls the subject, if the settings name it."""
-    return getattr(config.data, "trigger_word", None)
 
 
 def settings_hash(config: Config, global_batch: int) -> str:

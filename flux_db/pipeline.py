@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flux_db import card, hub, models, state, validate
+from flux_db import card, hub, models, sample_files, state
 from flux_db.batches import BatchSource
-from flux_db.build import Training, build
-from flux_db.config import Config
+from flux_db.build import Training, build, step_settings
+from flux_db.config import Config, validation_prompts
 from flux_db.console import say
 from flux_db.dataset import Dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
 from flux_db.export import FILE_NAME
+from flux_db.html_report import REPORT, write_report
 from flux_db.interrupt import StopRequest
 from flux_db.report import Reporter
 from flux_db.runtime import Runtime
 from flux_db.sample import Sampler
 from flux_db.state import Progress
+from flux_db.thumbnails import store_training_pictures
 from flux_db.trainer import Trainer, TrainingFailed, find_start
 from flux_db.validate import Validator
+from flux_db.validation_loss import BEST_NAME, HeldOut
 
 
 def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset, stop: StopRequest) -> int:
@@ -45,13 +48,19 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
         progress=progress,
         last_checkpoint=start.folder if start else None,
     )
+    if runtime.is_main:
+        sample_files.forget_after(Path(config.output.output_dir), progress.step)
+        store_training_pictures(config, dataset)
     reporter = Reporter(config, training.total_steps, progress.step, enabled=runtime.is_main)
     try:
-        validator = None
-        if runtime.is_main and config.validation.validation_prompt:
+        validator = held_out = None
+        if validation_prompts(config):
             sampler = Sampler(model, training.transformer, runtime.dtype, config.model.variant)
-            validator = Validator(config, cache, sampler, reporter)
-        code = trainer.run(reporter, validator, stop)
+            validator = Validator(config, runtime, cache, sampler, reporter)
+        if dataset.held_out:
+            settings = step_settings(config, runtime, model, prior=False)
+            held_out = HeldOut(config, runtime, cache, dataset, training.transformer, settings)
+        code = trainer.run(reporter, validator, held_out, stop)
     except TrainingFailed as problem:
         if runtime.is_main or not problem.everywhere:
             say(f"error: {problem}")
@@ -60,6 +69,8 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
         return 1
     finally:
         reporter.close()
+        if runtime.is_main:
+            write_report(Path(config.output.output_dir))
     if code == 0 and runtime.is_main:
         card.write_card(config, trainer.facts())
         _tell_results(config)
@@ -84,7 +95,10 @@ def _tell_results(config: Config) -> None:
     output = Path(config.output.output_dir)
     say("Done.")
     print(f"LoRA:    {output / FILE_NAME}")
-    if config.validation.validation_prompt:
-        print(f"samples: {output / validate.SAMPLES / validate.GRID}")
+    if validation_prompts(config):
+        print(f"samples: {output / sample_files.SAMPLES / sample_files.GRID}")
+    if config.validation.keep_best:
+        print(f"best:    {output / BEST_NAME}")
     print(f"card:    {output / card.FILE_NAME}")
     print(f"metrics: {output / 'metrics.jsonl'}")
+    print(f"report:  {output / REPORT}")

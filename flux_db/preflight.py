@@ -4,6 +4,7 @@ A check returns its problems as messages; each names the flag, the value and wha
 """
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -14,8 +15,18 @@ from typing import Any
 
 from flux_db import buckets
 from flux_db.buckets import PIXELS_PER_TOKEN
-from flux_db.config import Config, LoraConfig, background, has_trigger, to_flat_dict
-from flux_db.errors import did_you_mean
+from flux_db.config import (
+    TRACKERS,
+    Config,
+    LoraConfig,
+    background,
+    has_trigger,
+    parse_size,
+    raw_validation_prompts,
+    to_flat_dict,
+    validation_size,
+)
+from flux_db.errors import UserError, did_you_mean
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)
@@ -42,10 +53,10 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "prior_loss_weight dataloader_num_workers guidance_scale validation_guidance lr_warmup_steps adam_weight_decay",
     ),
     ("above 0", lambda x: x > 0, "lora_alpha logit_std learning_rate lr_power adam_epsilon max_grad_norm"),
-    ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2"),
+    ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
     ("from 0 to 1", lambda x: 0 <= x <= 1, "caption_dropout unmasked_weight"),
     ("from 1 to 512", lambda x: 1 <= x <= 512, "max_sequence_length"),
-    ("from 0 to 4294967295", lambda x: 0 <= x < 2**32, "seed"),
+    ("from 0 to 4294967295", lambda x: 0 <= x < 2**32, "seed validation_seed"),
     (f"from -1 to {LARGEST_MODE_SCALE:.2f}", lambda x: -1 <= x <= LARGEST_MODE_SCALE, "mode_scale"),
     (f"a multiple of {PIXELS_PER_TOKEN}", lambda x: x > 0 and x % PIXELS_PER_TOKEN == 0, "resolution"),
 )
@@ -59,12 +70,14 @@ def check(config: Config) -> list[str]:
         *_empty_texts(values),
         *_contradictions(config),
         *_crop_problems(config),
+        *_validation_problems(config),
         *_unknown_changes(config),
+        *_unknown_trackers(config),
     ]
 
 
 def check_files(config: Config) -> list[str]:
-    """Problems in the folders that the settings name; writes nothing and loads no weights. Pictures are not opened."""
+    """Problems in the files and packages that the settings name; writes nothing and loads no weights or pictures."""
     data, output = config.data, config.output
     problems = _model_problems(config)
     for name in ("instance_data_dir", "mask_dir"):
@@ -77,7 +90,9 @@ def check_files(config: Config) -> list[str]:
     problems += _creation_problems("output_dir", output.output_dir)
     if data.encode_cache_dir is not None:
         problems += _creation_problems("encode_cache_dir", data.encode_cache_dir)
-    return problems + _resume_problems(config)
+    if config.validation.validation_data_dir is not None:
+        problems += _reading_problems("validation_data_dir", config.validation.validation_data_dir)
+    return problems + _prompts_file_problems(config) + _missing_trackers(config) + _resume_problems(config)
 
 
 def _out_of_bounds(values: dict[str, Any]) -> list[str]:
@@ -184,6 +199,61 @@ def _picture_contradictions(config: Config) -> list[str]:
     except ValueError:
         problems.append(f"--alpha_background {data.alpha_background}: no colour; give a name such as grey, or #rrggbb")
     return problems
+
+
+def _validation_problems(config: Config) -> list[str]:
+    data, validation = config.data, config.validation
+    problems = []
+    if (size := validation.validation_size) is not None:
+        sides = parse_size(size)
+        if sides is None:
+            problems.append(f"--validation_size {size}: expects height x width in pixels, such as 768x512")
+        elif any(side <= 0 or side % PIXELS_PER_TOKEN for side in sides):
+            problems.append(f"--validation_size {size}: both sides must be multiples of {PIXELS_PER_TOKEN}")
+    if validation.validation_data_dir is not None and validation.validation_share > 0:
+        problems.append("--validation_share: not together with --validation_data_dir; give one of them")
+    held_out = validation.validation_data_dir
+    if held_out and data.instance_data_dir and Path(held_out).absolute() == Path(data.instance_data_dir).absolute():
+        problems.append(
+            f"--validation_data_dir {held_out}: must be another folder than --instance_data_dir;"
+            " --validation_share holds out some of its pictures"
+        )
+    if validation.keep_best and not validation.has_held_out:
+        problems.append("--keep_best: needs --validation_data_dir or --validation_share to measure what is best")
+    return problems
+
+
+def _prompts_file_problems(config: Config) -> list[str]:
+    try:
+        prompts = raw_validation_prompts(config)
+    except UserError as error:
+        return error.problems
+    file = config.validation.validation_prompts_file
+    if file is None:
+        return []
+    if config.data.trigger_word is None and any(map(has_trigger, prompts[len(config.validation.validation_prompt) :])):
+        return [f"--validation_prompts_file {file}: needs --trigger_word, which takes the place of {{trigger}}"]
+    return [] if prompts else [f"--validation_prompts_file {file}: has no prompt in it"]
+
+
+def _unknown_trackers(config: Config) -> list[str]:
+    given = config.output.trackers
+    problems = [
+        f"--report_to {name}: expects tensorboard, wandb, swanlab or none{did_you_mean(name, TRACKERS)}"
+        for name in given
+        if name not in TRACKERS
+    ]
+    if given and any("none" in item.split(",") for item in config.output.report_to):
+        problems.append(f"--report_to: none cannot stand beside {', '.join(given)}; leave one out")
+    return problems
+
+
+def _missing_trackers(config: Config) -> list[str]:
+    return [
+        f"--report_to {name}: not installed here; pip install {TRACKERS[name]}, or leave it out"
+        for name in config.output.trackers
+        if name in TRACKERS and importlib.util.find_spec(TRACKERS[name]) is None
+    ]
 
 
 def _unknown_changes(config: Config) -> list[str]:
@@ -358,6 +428,9 @@ def _wrong_sides(folder: Path, config: Config) -> list[str]:
         found.append(f"its VAE needs a multiple of {multiple}, not --resolution {data.resolution}")
     if any(side % multiple for size in _possible_sizes(config) for side in size):
         found.append(f"its VAE needs multiples of {multiple}; name such sizes with --aspect_ratio_buckets")
+    size = config.validation.validation_size
+    if size is not None and any(side % multiple for side in validation_size(config)):
+        found.append(f"its VAE needs multiples of {multiple}, not --validation_size {size}")
     return found
 
 

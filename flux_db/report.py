@@ -1,4 +1,4 @@
-"""What a run tells about itself: metrics.jsonl, the progress bar, TensorBoard."""
+"""What a run tells about itself while it goes: metrics.jsonl, the progress bar, trackers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from tqdm import tqdm
 
 from flux_db.atomic import write_file
 from flux_db.config import Config
+from flux_db.console import say
+from flux_db.trackers import open_trackers
+
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,10 @@ class Metrics:
     """Steps skipped so far for gradients that were not finite."""
     loss_scale: float | None = None
     """With fp16 only."""
+    memory_mb: float | None = None
+    """Of this process, in the machine's memory."""
+    device_memory_mb: float | None = None
+    """Largest so far, on Ascend only."""
 
 
 class Reporter:
@@ -40,11 +48,12 @@ class Reporter:
         self.enabled = enabled
         if not enabled:
             return
-        self.path = Path(config.output.output_dir, "metrics.jsonl")
+        self._trackers = open_trackers(config)
+        self.path = Path(config.output.output_dir, METRICS)
         _cut_metrics(self.path, first_step)
         self._file = self.path.open("a", encoding="utf-8")
         self._bar = tqdm(total=total_steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
-        self._board = _tensorboard(config)
+        self._validation_loss: float | None = None
 
     def step(self, metrics: Metrics) -> None:
         if not self.enabled:
@@ -56,10 +65,20 @@ class Reporter:
         shown["s/step"] = f"{metrics.seconds:.3f}"
         if metrics.skipped:
             shown["skipped"] = str(metrics.skipped)
+        if self._validation_loss is not None:
+            shown["validation"] = f"{self._validation_loss:.4f}"
         self._bar.set_postfix(shown, refresh=False)
-        if self._board:
-            for name in ("loss", "lr", "grad_norm", "seconds", "skipped"):
-                self._board.add_scalar(f"train/{name}", values[name], metrics.step)
+        scalars = {f"train/{name}": value for name, value in values.items() if name not in ("step", "epoch")}
+        self._trackers.scalars(scalars, metrics.step)
+
+    def validation_loss(self, step: int, loss: float, pictures: str, *, best: bool) -> None:
+        """The loss of the pictures held out; `pictures` tells which ones, by a fingerprint."""
+        if not self.enabled:
+            return
+        self._validation_loss = loss
+        say(f"validation loss at step {step}: {loss:.5f}{', the lowest so far' if best else ''}")
+        self.event({"step": step, "event": "validation", "validation_loss": loss, "best": best, "pictures": pictures})
+        self._trackers.scalars({"validation/loss": loss}, step)
 
     def event(self, values: dict[str, Any]) -> None:
         """A line in metrics.jsonl; NaN becomes null, because JSON has no NaN."""
@@ -70,8 +89,8 @@ class Reporter:
         self._file.flush()
 
     def picture(self, name: str, picture: Image.Image, step: int) -> None:
-        if self.enabled and self._board:
-            self._board.add_image(name, np.asarray(picture), step, dataformats="HWC")
+        if self.enabled:
+            self._trackers.picture(name, picture, step)
 
     def flush(self) -> None:
         """Make what was written so far safe on disk."""
@@ -85,8 +104,7 @@ class Reporter:
             return
         self._bar.close()
         self._file.close()
-        if self._board:
-            self._board.close()
+        self._trackers.close()
 
 
 def _cut_metrics(path: Path, first_step: int) -> None:
@@ -104,11 +122,3 @@ def _cut_metrics(path: Path, first_step: int) -> None:
         except (ValueError, KeyError, TypeError):
             continue  # the last line of a killed run may be cut
     write_file(path, "".join(line + "\n" for line in kept).encode())
-
-
-def _tensorboard(config: Config) -> Any | None:
-    if config.output.report_to == "none":
-        return None
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(str(Path(config.output.output_dir, config.output.logging_dir)))

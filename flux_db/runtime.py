@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -36,6 +37,16 @@ class Runtime:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    def has_turn(self, number: int) -> bool:
+        """Whether a piece of work that is shared out in turns is this rank's."""
+        return number % self.world_size == self.rank
+
+    def share(self, count: int, *, even: bool = False) -> list[int]:
+        """The numbers of this rank's pieces of work; `even`: filled up with others', so that all ranks have as many."""
+        mine = [number for number in range(count) if self.has_turn(number)]
+        missing = -(-count // self.world_size) - len(mine) if even else 0
+        return mine + [0] * missing
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Float32 values summed over the ranks, on every rank; with one process they come back as they are."""
         values = np.asarray(values, np.float32)
@@ -54,6 +65,14 @@ class Runtime:
             for n, name in enumerate(contents)
         }
         return [f"{name} (rank {', '.join(map(str, ranks))})" for name, ranks in others.items() if ranks]
+
+    def memory_mb(self) -> dict[str, float]:
+        """Of this process now, and on Ascend of its card at most, in MB; by the names in metrics.jsonl."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1]) if os.path.exists("/proc/self/statm") else 0
+        found = {"memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)} if pages else {}
+        if self.device == "Ascend":
+            found["device_memory_mb"] = round(ms.hal.max_memory_allocated() / 1e6, 1)
+        return found
 
     def barrier(self) -> None:
         """Wait for the other ranks; a one-element sum, because the CPU backend has no barrier."""

@@ -63,16 +63,17 @@ class Sampler:
 
     def draw(self, requests: Sequence[Request], settings: SampleSettings) -> Iterator[Image.Image]:
         """The pictures, one batch at a time."""
+        return map(to_picture, self.draw_pixels(requests, settings))
+
+    def draw_pixels(self, requests: Sequence[Request], settings: SampleSettings) -> Iterator[np.ndarray]:
+        """The same before rounding, each [3, H, W]; not looked at, so that they may hold anything."""
         was_training = self.transformer.training
         self.transformer.set_train(False)
         try:
             for start in range(0, len(requests), settings.batch):
-                yield from self._draw_batch(requests[start : start + settings.batch], settings)
+                yield from self.pixels(requests[start : start + settings.batch], settings)
         finally:
             self.transformer.set_train(was_training)
-
-    def _draw_batch(self, requests: Sequence[Request], settings: SampleSettings) -> list[Image.Image]:
-        return [to_picture(p) for p in self.pixels(requests, settings)]
 
     def pixels(self, requests: Sequence[Request], settings: SampleSettings) -> np.ndarray:
         """One batch of pictures before rounding: [N, 3, H, W], white is 1 and black is -1."""

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     BATCH_ORDER = 11
     CACHED_CROP = 12
     CAPTION = 13
+    VALIDATION = 20
 
 
 def generator(seed: int, position: int, purpose: Purpose, lane: int = 0) -> np.random.Generator:

@@ -14,17 +14,19 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from flux_db import __version__, changes, checkpoint, export, lora, run_state, state, validate
+from flux_db import __version__, changes, checkpoint, export, lora, run_state, sample_files, state, validate
 from flux_db.atomic import write_file
 from flux_db.batches import BatchSource, dataset_of, prefetch
 from flux_db.build import Training
 from flux_db.config import Config, to_flat_dict, with_defaults
 from flux_db.console import say, stage
+from flux_db.html_report import write_report
 from flux_db.interrupt import StopRequest, resume_command
 from flux_db.report import Metrics, Reporter
 from flux_db.runtime import Runtime
 from flux_db.state import Progress
 from flux_db.validate import Validator
+from flux_db.validation_loss import BEST_NAME, HeldOut, best_so_far
 
 
 class TrainingFailed(Exception):
@@ -67,14 +69,17 @@ class Trainer:
         self.progress = progress
         self.last_checkpoint = last_checkpoint
         self.output = Path(config.output.output_dir)
-        self.validator: Validator | None = None
         self._stop_agreed = False
 
     # --- the loop ---
 
-    def run(self, reporter: Reporter, validator: Validator | None, stop: StopRequest) -> int:
+    def run(self, reporter: Reporter, validator: Validator | None, held_out: HeldOut | None, stop: StopRequest) -> int:
         """Train to the end. Returns the exit code: 0, or 128 + signal if a signal stopped the run."""
-        self.reporter, self.validator = reporter, validator
+        self.reporter, self.validator, self.held_out = reporter, validator, held_out
+        self.best: float | None = None
+        if held_out and self.progress.step > 0:
+            kept = self.config.validation.keep_best
+            self.best = best_so_far(self.output, held_out.fingerprint, kept=kept)
         self._note("running")
         try:
             self._demand_equal_ranks("at the start")
@@ -170,6 +175,7 @@ class Trainer:
                 seconds=round(pending.seconds, 4),
                 skipped=progress.skipped,
                 loss_scale=scale if self.training.scaler else None,
+                **self.runtime.memory_mb(),
             )
         )
         limit = self.config.output.max_skipped_steps
@@ -184,10 +190,30 @@ class Trainer:
     # --- what happens beside the steps ---
 
     def _validate(self, step: int) -> None:
+        if self.held_out:
+            self._measure(step, self.held_out)
         if self.validator:
             self.validator.run(step)
-        self.runtime.barrier()
+        if self.runtime.is_main:
+            write_report(self.output)
         self._clock = time.monotonic()
+
+    def _measure(self, step: int, held_out: HeldOut) -> None:
+        """The validation loss of all ranks; the LoRA with the lowest is kept, if asked for."""
+        loss = held_out.measure()
+        if not self.runtime.is_main:
+            return
+        # before the first step there is no LoRA to keep
+        best = step > 0 and np.isfinite(loss) and (self.best is None or loss < self.best)
+        if best and self.config.validation.keep_best:
+            try:
+                write_file(self.output / BEST_NAME, self._lora_file())
+            except OSError as problem:
+                say(f"WARNING: the best LoRA was not saved: {problem}; training goes on")
+                best = False
+        if best:
+            self.best = loss
+        self.reporter.validation_loss(step, loss, held_out.fingerprint, best=bool(best))
 
     def _save(self) -> None:
         """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
@@ -225,15 +251,19 @@ class Trainer:
     def _save_final(self) -> None:
         if not self.runtime.is_main:
             return
-        precision = "no" if self.config.output.upcast_before_saving else self.config.runtime.mixed_precision
-        weights = lora.to_state_dict(self.training.transformer, self.config.lora)
         path = self.output / export.FILE_NAME
         try:
-            write_file(path, export.lora_file(weights, self.config, self.facts(), precision))
+            write_file(path, self._lora_file())
         except OSError as problem:
             raise TrainingFailed(
                 f"{path} could not be written: {problem}. Kept: {self.last_checkpoint or 'no checkpoint'}"
             ) from problem
+
+    def _lora_file(self) -> bytes:
+        """The LoRA as it is now."""
+        precision = "no" if self.config.output.upcast_before_saving else self.config.runtime.mixed_precision
+        weights = lora.to_state_dict(self.training.transformer, self.config.lora)
+        return export.lora_file(weights, self.config, self.facts(), precision)
 
     def _interrupted(self) -> None:
         self._note("interrupted")
@@ -272,8 +302,9 @@ def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -
     """The checkpoint to go on from, if any; refused if its settings would give another result."""
     wanted = config.output.resume_from_checkpoint
     if not wanted:
-        if runtime.is_main and (moved := checkpoint.set_aside(config.output.output_dir)):
-            say(f"Starting afresh: the checkpoints of an earlier run are now in {moved}")
+        beside = (sample_files.SAMPLES, BEST_NAME)
+        if runtime.is_main and (moved := checkpoint.set_aside(config.output.output_dir, beside)):
+            say(f"Starting afresh: the checkpoints and samples of an earlier run are now in {moved}")
         return None
     if wanted == "latest":
         found, skipped = checkpoint.find_latest(config.output.output_dir)

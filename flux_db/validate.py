@@ -1,71 +1,117 @@
-"""Sample pictures while training: when they are due, and where they go."""
+"""Sample pictures while training: when they are due, who draws which, and where they go."""
 
 from __future__ import annotations
 
+import io
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
-from flux_db import encode
-from flux_db.config import Config, validation_prompts
+from flux_db import encode, sample_files
+from flux_db.atomic import write_file
+from flux_db.config import Config, validation_prompts, validation_size
 from flux_db.console import say, stage
 from flux_db.encode import Cache
 from flux_db.report import Reporter
-from flux_db.sample import Request, Sampler, SampleSettings, grid
-
-SAMPLES = "samples"
-GRID = "grid.png"
+from flux_db.runtime import Runtime
+from flux_db.sample import Request, Sampler, SampleSettings, grid, to_picture
+from flux_db.sheet import sample_sheet
 
 
 def steps_between(config: Config, pictures: int, global_batch: int) -> int | None:
-    """Optimizer steps from one round of samples to the next; None without prompts."""
-    if not config.validation.validation_prompt:
+    """Optimizer steps from one validation to the next; None if there is nothing to validate."""
+    validation = config.validation
+    if not validation_prompts(config) and not validation.has_held_out:
         return None
-    if config.validation.validation_steps is not None:
-        return config.validation.validation_steps
-    return max(1, math.ceil(config.validation.validation_epochs * pictures / global_batch))
+    if validation.validation_steps is not None:
+        return validation.validation_steps
+    return max(1, math.ceil(validation.validation_epochs * pictures / global_batch))
 
 
 class Validator:
-    """Draws the same pictures (prompt and starting noise) at different steps, so that they can be compared."""
+    """Draws the same pictures (prompt and starting noise) at different steps, so that they can be compared.
 
-    def __init__(self, config: Config, cache: Cache, sampler: Sampler, reporter: Reporter) -> None:
-        self.folder = Path(config.output.output_dir, SAMPLES)
+    Every rank draws its share of them into files; the first rank then puts all into one sheet.
+    """
+
+    def __init__(self, config: Config, runtime: Runtime, cache: Cache, sampler: Sampler, reporter: Reporter) -> None:
+        self.output = Path(config.output.output_dir)
+        self.runtime = runtime
+        # a transformer spread over the ranks needs all of them for every forward
+        self.even = config.runtime.shard_base
         self.sampler = sampler
         self.reporter = reporter
         validation = config.validation
+        pairs = [(p, n) for p in validation_prompts(config) for n in range(validation.num_validation_images)]
+        self.prompts = [prompt for prompt, _ in pairs]
         self.requests = [
-            Request(**encode.read(cache.prompt_file(prompt)), seed=config.output.seed, number=number)
-            for prompt in validation_prompts(config)
-            for number in range(validation.num_validation_images)
+            Request(**encode.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
+            for prompt, number in pairs
         ]
+        height, width = validation_size(config)
         self.settings = SampleSettings(
-            height=config.data.resolution,
-            width=config.data.resolution,
+            height=height,
+            width=width,
             steps=validation.validation_inference_steps,
             guidance=validation.validation_guidance,
         )
 
     def run(self, step: int) -> None:
-        """Draw and store a round; a failure is reported and does not end the training."""
-        try:
-            with stage(f"Drawing {len(self.requests)} samples at step {step}"):
-                pictures = list(self.sampler.draw(self.requests, self.settings))
-            self._store(pictures, step)
-        except Exception as problem:
-            say(f"warning: no samples at step {step}: {type(problem).__name__}: {problem}; training goes on")
-            self.reporter.event({"step": step, "event": "validation failed", "message": str(problem)})
+        """Draw and store a round, on all ranks at once. A failure is reported and does not end the training."""
+        text = f"Drawing {len(self.requests)} samples at step {step}"
+        with stage(text) if self.runtime.is_main else nullcontext():
+            problem = self._draw(self.runtime.share(len(self.requests), even=self.even), step)
+            # no rank goes on, or reads the files, before all have done their share
+            failures = int(self.runtime.sum(np.array([problem is not None], np.float32))[0])
+        if failures:
+            self._warn(step, problem or f"drawing failed on {failures} of {self.runtime.world_size} ranks")
+        if self.runtime.is_main:
+            try:
+                self._show(step)
+            except Exception as error:
+                self._warn(step, _describe(error))
 
-    def _store(self, pictures: list[Image.Image], step: int) -> None:
-        folder = self.folder / f"step-{step:05d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, picture in enumerate(pictures):
-            picture.save(folder / f"{number:02d}.png")
-        rows = [
-            [Image.open(path).convert("RGB") for path in sorted(round_.glob("*.png"))]
-            for round_ in sorted(self.folder.glob("step-*"))
-        ]
-        sheet = grid([row for row in rows if row])
-        sheet.save(self.folder / GRID)
-        self.reporter.picture("samples", grid([pictures]), step)
+    def _draw(self, numbers: list[int], step: int) -> str | None:
+        """Draw some of the requests into files; returns what went wrong, if anything did."""
+        try:
+            folder = sample_files.round_folder(self.output, step)
+            folder.mkdir(parents=True, exist_ok=True)
+            requests = [self.requests[number] for number in numbers]
+            # all before the first is looked at: if one of them is bad, the other ranks still find this one drawing
+            drawn = list(self.sampler.draw_pixels(requests, self.settings))
+            for number, request, pixels in zip(numbers, requests, drawn, strict=True):
+                if not self.runtime.has_turn(number):
+                    continue
+                sample_files.write(
+                    folder / f"{number:02d}.png",
+                    to_picture(pixels),
+                    prompt=self.prompts[number],
+                    number=request.number,
+                    seed=request.seed,
+                )
+        except Exception as error:
+            return _describe(error)
+        return None
+
+    def _show(self, step: int) -> None:
+        rounds = sample_files.read_rounds(self.output)
+        if not rounds:
+            return
+        buffer = io.BytesIO()
+        sample_sheet(rounds).save(buffer, "PNG")
+        write_file(self.output / sample_files.SAMPLES / sample_files.GRID, buffer.getvalue())
+        latest = [round_ for round_ in rounds if round_.step == step]
+        if latest:
+            pictures = [Image.open(picture.path).convert("RGB") for picture in latest[0].pictures]
+            self.reporter.picture("samples", grid([pictures]), step)
+
+    def _warn(self, step: int, problem: str) -> None:
+        say(f"warning: not all samples at step {step}: {problem}; training goes on")
+        self.reporter.event({"step": step, "event": "validation failed", "message": problem})
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

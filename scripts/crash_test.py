@@ -155,7 +155,7 @@ def _compare_end(calm: Path, shaken: Path, result: Result) -> None:
 
 def _metrics(output: Path) -> list[dict]:
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in ("seconds", "memory_mb")} for row in rows]
 
 
 def main() -> int:

@@ -42,8 +42,8 @@ guidance_scale weighting_scheme logit_mean logit_std mode_scale
 train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
 lr_scheduler lr_warmup_steps lr_num_cycles lr_power
 adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm
-validation_prompt num_validation_images validation_epochs validation_steps validation_inference_steps
-validation_guidance
+validation_prompt validation_prompts_file num_validation_images validation_epochs validation_steps validation_size
+validation_inference_steps validation_guidance validation_seed validation_data_dir validation_share keep_best
 output_dir dry_run
 seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
 upcast_before_saving report_to logging_dir
@@ -300,7 +300,11 @@ def test_no_flag_both_works_and_is_refused():
         (["--learning_rate", "fast"], "--learning_rate: expects a number, not 'fast'"),
         (["--learning_rate", "nan"], "--learning_rate: expects a number, not 'nan'"),
         (["--device", "TPU"], "--device: expects one of auto, Ascend, CPU, not TPU"),
-        (["--report_to", "wandb"], "--report_to: expects one of tensorboard, none, not wandb"),
+        (
+            ["--report_to", "wandbb"],
+            "--report_to wandbb: expects tensorboard, wandb, swanlab or none; did you mean wandb?",
+        ),
+        (["--report_to", "none,wandb"], "--report_to: none cannot stand beside wandb; leave one out"),
         (["--cache_latents=true"], "--cache_latents takes no value; write --cache_latents or --no-cache_latents"),
         (["--config"], "--config needs the path of a YAML file"),
         (["--config", "nowhere.yaml"], "--config nowhere.yaml: cannot be read: No such file or directory"),

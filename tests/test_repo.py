@@ -26,14 +26,15 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-errors console atomic stream buckets flow cpu_ops likeness lora_names base_model
-config captions order lock interrupt changes run_state checkpoint tiny_model worker_logs weight_file hub_token
-preflight images hf_dataset runtime optim report demo_pictures golden lora_file
+errors console atomic stream buckets flow cpu_ops likeness lora_names base_model charts html_page
+config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
+hub_token
+preflight images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
 masks
-cli dataset contact_sheet models lora sharding train_step export lora_convert hub
-plan encode sample build launch lora_info card fuse
-check batches validate state prior selftest generate_flags
-prepare trainer generate
+cli dataset contact_sheet models lora sharding train_step report export lora_convert hub
+plan encode sample build launch lora_info card fuse run_files thumbnails
+check batches validate validation_loss state prior html_report selftest generate_flags
+prepare trainer generate html_compare
 pipeline lora_commands
 __main__
 train_dreambooth_lora_flux

@@ -18,6 +18,8 @@ from flux_db.encode import open_cache
 from flux_db.errors import UserError
 from flux_db.prepare import prepare
 from flux_db.stream import Dealing
+from flux_db.trainer import find_start
+from flux_db.validation_loss import best_so_far
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def long_run(cpu, world, tmp_path_factory):
     output = tmp_path_factory.mktemp("run")
     config = world.config(
         output, max_train_steps=8, train_batch_size=2, gradient_accumulation_steps=2, checkpointing_steps=3,
-        lora_dropout=0.1, random_flip=True, lr_scheduler="cosine", lr_warmup_steps=2,
+        lora_dropout=0.1, random_flip=True, lr_scheduler="cosine", lr_warmup_steps=2, center_crop=True,
     )  # fmt: skip
     assert train(config) == 0
     return config
@@ -58,23 +60,47 @@ def test_what_a_run_leaves_behind(long_run, world):
     assert str(world.folder) not in lora_bytes(output).decode("latin1")
 
 
-def test_a_resumed_run_and_a_validated_run_end_in_the_same_bytes(long_run, tmp_path):
-    """One resume shows three things: it is exact, sampling changes nothing, and the dealing may change."""
+def test_a_resumed_run_and_a_validated_run_end_in_the_same_bytes(long_run, world, tmp_path):
+    """One resume shows two things: it is exact, and samples, validation loss and trackers change nothing."""
     output = output_of(long_run)
     again = tmp_path / "again"
     shutil.copytree(output, again)
     for path in ("checkpoint-6", "checkpoint-8"):
         shutil.rmtree(again / path)
     (again / "pytorch_lora_weights.safetensors").unlink()
+    (tmp_path / "prompts.txt").write_text("\n# comment\na photo of sks dog\n")
     config = resumed(
-        long_run, again, resume_from_checkpoint="latest", validation_prompt=["a photo of sks dog"],
-        num_validation_images=2, validation_steps=4, validation_inference_steps=2,
+        long_run, again, resume_from_checkpoint="latest", validation_prompts_file=str(tmp_path / "prompts.txt"),
+        num_validation_images=2, validation_steps=3, validation_inference_steps=2, validation_size="32x48",
+        validation_data_dir=str(world.pictures), keep_best=True, report_to=["tensorboard"],
     )  # fmt: skip
     assert train(config) == 0
     assert lora_bytes(again) == lora_bytes(output)
-    assert without_time(metrics(again)) == without_time(metrics(output))
+    rows = metrics(again)
+    assert without_time([row for row in rows if "event" not in row]) == without_time(metrics(output))
     names = {str(p.relative_to(again / "samples")) for p in (again / "samples").rglob("*.png")}
-    assert names == {"grid.png", *(f"step-{s:05d}/{n:02d}.png" for s in (4, 8) for n in range(2))}
+    assert names == {"grid.png", *(f"step-{s:05d}/{n:02d}.png" for s in (6, 8) for n in range(2))}
+    assert Image.open(again / "samples/step-00008/01.png").size == (48, 32)
+    # the validation loss: at its steps, and the LoRA of the lowest kept
+    events = [row for row in rows if "event" in row]
+    assert [(row["step"], row["event"]) for row in events] == [(6, "validation"), (8, "validation")]
+    best = min(events, key=lambda row: row["validation_loss"])
+    assert best["best"] and 0.1 < best["validation_loss"] < 10
+    assert best_so_far(again, best["pictures"], kept=True) == best["validation_loss"]
+    assert best_so_far(again, "other pictures", kept=False) is None
+    kept = load_file(again / "best_lora.safetensors")
+    at_best = load_file(again / f"checkpoint-{best['step']}/pytorch_lora_weights.safetensors")
+    assert all(np.array_equal(kept[name], at_best[name]) for name in at_best)
+    text = (again / "report.html").read_text(encoding="utf-8")
+    assert "Validation loss" in text and text.count('class="round"') == 2 and "Training picture dog_00.png" in text
+    assert list((again / "logs").iterdir())
+
+
+def test_a_fresh_run_sets_the_samples_of_an_earlier_one_aside(long_run, cpu, tmp_path):
+    (tmp_path / "samples" / "step-00100").mkdir(parents=True)
+    (tmp_path / "best_lora.safetensors").write_bytes(b"old")
+    assert find_start(resumed(long_run, tmp_path), cpu, {}) is None
+    assert sorted(p.name for p in (tmp_path / "earlier-1").iterdir()) == ["best_lora.safetensors", "samples"]
 
 
 def test_resume_refuses_what_changes_the_result(long_run, tmp_path):

@@ -42,7 +42,7 @@ class World:
             "checkpointing_steps": 1000,
             "dataloader_num_workers": 0,
             "device": "CPU",
-            "report_to": "none",
+            "report_to": ["none"],
             **changes,
         }
 
@@ -72,8 +72,11 @@ def metrics(output: Path) -> list[dict]:
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+VARYING = ("seconds", "memory_mb")
+
+
 def without_time(rows: list[dict]) -> list[dict]:
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in VARYING} for row in rows]
 
 
 def lora_bytes(output: Path) -> bytes:

@@ -1,0 +1,86 @@
+"""Sample pictures on disk: `samples/step-00250/00.png`; each file tells its own prompt and noise."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, PngImagePlugin
+
+from flux_db.atomic import write_file
+
+SAMPLES = "samples"
+GRID = "grid.png"
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    path: Path
+    prompt: str
+    """Empty for a picture that does not tell it."""
+    number: int
+    """Which of the prompt's pictures."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The pictures drawn at one step."""
+
+    step: int
+    pictures: tuple[SampleFile, ...]
+
+
+def round_folder(output: Path, step: int) -> Path:
+    return output / SAMPLES / f"step-{step:05d}"
+
+
+def write(path: Path, picture: Image.Image, *, prompt: str, number: int, seed: int) -> None:
+    about = PngImagePlugin.PngInfo()
+    about.add_itxt("prompt", prompt)
+    about.add_text("number", str(number))
+    about.add_text("seed", str(seed))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", pnginfo=about)
+    write_file(path, buffer.getvalue())
+
+
+def read_rounds(output: Path) -> list[Round]:
+    """All rounds with a picture, in order of steps. Nothing is decoded."""
+    found = []
+    for folder in (output / SAMPLES).glob("step-*"):
+        digits = folder.name.removeprefix("step-")
+        pictures = [_read(path) for path in sorted(folder.glob("*.png"))] if digits.isdigit() else []
+        if sound := tuple(picture for picture in pictures if picture):
+            found.append(Round(int(digits), sound))
+    return sorted(found, key=lambda round_: round_.step)
+
+
+def _read(path: Path) -> SampleFile | None:
+    try:
+        with Image.open(path) as picture:
+            about = picture.info
+    except OSError:
+        return None
+    number = str(about.get("number", path.stem))
+    return SampleFile(path, str(about.get("prompt", "")), int(number) if number.isdigit() else 0)
+
+
+def forget_after(output: Path, step: int) -> None:
+    """Remove the rounds of steps that a resumed run has still before it; their metrics are cut too."""
+    for round_ in read_rounds(output):
+        if round_.step > step:
+            shutil.rmtree(round_folder(output, round_.step))
+
+
+def columns(rounds: list[Round]) -> list[tuple[str, int]]:
+    """(prompt, number) of every column that a table of the rounds needs, in order of appearance."""
+    return list(dict.fromkeys((p.prompt, p.number) for round_ in rounds for p in round_.pictures))
+
+
+def spread(rounds: list[Round], most: int) -> list[Round]:
+    """At most so many rounds, evenly chosen; the first and the last are always among them."""
+    if len(rounds) <= most:
+        return rounds
+    return [rounds[round(i * (len(rounds) - 1) / (most - 1))] for i in range(most)]

@@ -1,0 +1,397 @@
+"""What a run shows: curves, sheet of samples, report.html, the comparison of runs, trackers."""
+
+import json
+import re
+import sys
+import types
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from flux_db import charts, html_report, sample_files, sheet, thumbnails, trackers
+from flux_db.__main__ import main
+from flux_db.config import from_flat_dict, shown_settings
+from flux_db.errors import UserError
+from flux_db.preflight import check_files
+from flux_db.report import Metrics, Reporter
+from flux_db.run_files import read_run
+from flux_db.run_state import write_run_state
+
+NASTY = '<script>alert("1")</script> & "quotes"'
+
+
+def config(output, **changes):
+    values = {"pretrained_model_name_or_path": "owner/model", "instance_data_dir": "pictures", "instance_prompt": "dog"}
+    return from_flat_dict(values | {"output_dir": str(output), "report_to": ["none"]} | changes)
+
+
+def noise_picture(side, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (side, side, 3), np.uint8))
+
+
+def write_round(output, step, prompts=("a dog",), numbers=2, side=32):
+    folder = sample_files.round_folder(output, step)
+    folder.mkdir(parents=True)
+    pairs = [(prompt, number) for prompt in prompts for number in range(numbers)]
+    for i, (prompt, number) in enumerate(pairs):
+        picture = noise_picture(side, step + i)
+        sample_files.write(folder / f"{i:02d}.png", picture, prompt=prompt, number=number, seed=42)
+
+
+def write_run(output, *, steps=30, rounds=(0, 15, 30), prompt="a dog", **settings):
+    output.mkdir(parents=True)
+    settings = {"instance_prompt": prompt, "rank": 8, "resolution": 64, "max_train_steps": steps, **settings}
+    (output / "config.yaml").write_text(yaml.safe_dump(settings, allow_unicode=True), encoding="utf-8")
+    rows = [
+        {"step": n, "epoch": n / 5, "loss": 1 / n, "lr": 1e-4, "grad_norm": 0.5, "seconds": 0.1, "skipped": 0}
+        for n in range(1, steps + 1)
+    ]
+    rows += [{"step": n, "event": "validation", "validation_loss": 2 - n / 100, "best": True} for n in rounds]
+    (output / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for step in rounds:
+        write_round(output, step, prompts=(prompt,))
+    write_run_state(output, "finished", step=steps, last_good_checkpoint=None)
+    return output
+
+
+class Balanced(HTMLParser):
+    """Fails on a tag that is not closed in order; collects tags and addresses."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.addresses, self.alts = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.alts += [dict(attrs).get("alt") for _ in [0] if tag == "img"]
+        if tag not in ("meta", "img", "input", "br", "line", "path", "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+# --- curves ------------------------------------------------------------------------------------------------------
+
+
+def test_thinning_keeps_ends_order_and_every_spike():
+    points = [(float(n), 0.0) for n in range(10_000)]
+    points[4321] = (4321.0, 9.0)
+    points[8765] = (8765.0, -9.0)
+    thin = charts.thinned(points)
+    assert len(thin) <= charts.MOST_POINTS and thin == sorted(thin)
+    assert {points[0], points[-1], points[4321], points[8765]} <= set(thin)
+    assert charts.thinned(points[:50]) == points[:50]
+
+
+def test_smoothing_keeps_a_level_and_calms_noise():
+    assert [y for _, y in charts.smoothed([(float(n), 2.0) for n in range(40)])] == pytest.approx([2.0] * 40)
+    rng = np.random.default_rng(0)
+    values = [y for _, y in charts.smoothed([(float(n), float(rng.normal())) for n in range(2000)])]
+    assert np.std(values[200:]) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (2.783, 2.816), (1, 24), (0, 1e-4), (1085.9, 1086.1), (-3, 70000), (5e-324, 1e-300)]
+)
+def test_ticks_are_few_round_and_inside(low, high):
+    ticks = charts.ticks(low, high, 5)
+    assert 1 <= len(ticks) <= 5
+    assert all(low - 1e-9 * high <= tick <= high * (1 + 1e-9) for tick in ticks)
+    assert len(set(charts.tick_labels(ticks))) == len(ticks)
+
+
+def test_a_spike_does_not_flatten_the_chart_but_its_line_has_it():
+    raw = [(float(n), 1.0 + n % 2) for n in range(1000)]
+    raw[500] = (500.0, 1e6)
+    low, high = charts.value_range([charts.Series(label="raw", points=raw, kind="faint")])
+    assert (low, high) == pytest.approx((0.94, 2.06))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.12345, "0.123"), (1.5e-4, "1.5e-4"), (12000, "12000"), (3.0, "3")]
+)
+def test_numbers_are_short(value, text):
+    assert charts.number(value) == text
+
+
+# --- samples on disk and the sheet -------------------------------------------------------------------------------
+
+
+def test_samples_tell_their_prompts(tmp_path):
+    write_round(tmp_path, 250, prompts=("ein Hündchen", "b"))
+    write_round(tmp_path, 0, prompts=("ein Hündchen",))
+    (tmp_path / "samples" / "step-00250" / "04.png").write_bytes(b"not a picture")
+    rounds = sample_files.read_rounds(tmp_path)
+    assert [round_.step for round_ in rounds] == [0, 250]
+    pairs = [("ein Hündchen", 0), ("ein Hündchen", 1), ("b", 0), ("b", 1)]
+    assert [(p.prompt, p.number) for p in rounds[1].pictures] == pairs
+    assert sample_files.columns(rounds) == pairs
+    sample_files.forget_after(tmp_path, 100)
+    assert [round_.step for round_ in sample_files.read_rounds(tmp_path)] == [0]
+
+
+def test_the_sheet_has_steps_down_and_prompts_across(tmp_path):
+    for step in (0, 5):
+        write_round(tmp_path, step, prompts=("a dog", "a very long prompt " * 20))
+    picture = sheet.sample_sheet(sample_files.read_rounds(tmp_path))
+    pixels = np.asarray(picture)
+    last = np.asarray(noise_picture(32, 5 + 3))  # step 5, fourth column: in the lower right corner
+    assert np.array_equal(pixels[-32 - sheet.GAP : -sheet.GAP, -32 - sheet.GAP : -sheet.GAP], last)
+    assert (pixels[:, :30] < 128).any() and (pixels[:30] < 128).any(), "labels at the left and above"
+
+
+def test_the_sheet_of_a_long_run_is_bounded(tmp_path, monkeypatch):
+    for step in range(sheet.MOST_ROUNDS + 9):
+        write_round(tmp_path, step, numbers=1, side=16)
+    assert sheet.sample_sheet(sample_files.read_rounds(tmp_path)).height < (sheet.MOST_ROUNDS + 3) * (16 + sheet.GAP)
+    monkeypatch.setattr(sheet, "MOST_PIXELS", 200_000)
+    for step in range(3):
+        write_round(tmp_path / "large", step, numbers=4, side=256)
+    width, height = sheet.sample_sheet(sample_files.read_rounds(tmp_path / "large")).size
+    assert 150_000 < width * height < 1.6 * 200_000, "with its labels"
+
+
+def test_of_many_rounds_first_and_last_are_shown():
+    rounds = [sample_files.Round(step, ()) for step in range(100)]
+    shown = [round_.step for round_ in sample_files.spread(rounds, 7)]
+    assert len(shown) == 7 and shown[0] == 0 and shown[-1] == 99 and shown == sorted(set(shown))
+
+
+# --- report.html -------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_one_sound_file_with_everything_escaped(tmp_path):
+    output = write_run(tmp_path / "run <b>", prompt=NASTY, hub_token="hf_secret", lora_layers=NASTY)
+    picture = tmp_path / "a&b.png"
+    noise_picture(64).save(picture)
+    store_pictures(output, [picture], caption=NASTY)
+    write_run_state(output, "failed", step=30, last_good_checkpoint=None, message=NASTY)
+    html_report.write_report(output)
+    text = (output / "report.html").read_text(encoding="utf-8")
+    page = Balanced(text)
+    assert page.tags.count("script") == 1 and "<b>" not in text.replace("<b>&lt;script&gt;", "").replace("<b>Lora", "")
+    assert all(address.startswith("data:image/webp;base64,") for address in page.addresses)
+    assert page.tags.count("img") == 7 and all(page.alts), "six samples and a training picture, all described"
+    assert "hf_secret" not in text
+    for words in (
+        "Validation loss",
+        "Gradient norm",
+        "Learning rate",
+        "Step time",
+        "Skipped steps",
+        "load_lora_weights",
+    ):
+        assert words in text
+    assert text.count('class="round"') == 3, "every round is there without the script"
+    assert "prefers-color-scheme" in text and 'name="viewport"' in text
+
+
+def store_pictures(output, paths, caption):
+    from flux_db.dataset import Dataset, Sample
+    from flux_db.images import Picture
+
+    samples = [Sample(picture=Picture(path, caption, (64, 64), "0"), prompt=caption, crop=(0.5, 0.5)) for path in paths]
+    thumbnails.store_training_pictures(config(output, resolution=32), Dataset(samples=tuple(samples * 2)))
+
+
+def test_training_pictures_are_the_crops_and_counted_once(tmp_path):
+    picture = tmp_path / "wide.png"
+    image = Image.new("RGB", (96, 32), "red")
+    image.paste("blue", (32, 0, 64, 32))
+    image.save(picture)
+    store_pictures(tmp_path / "out", [picture], "a dog")
+    found = thumbnails.read_training_pictures(tmp_path / "out")
+    assert (found.total, [p.caption for p in found.pictures]) == (1, ["a dog"])
+    shown = np.asarray(Image.open(found.folder / found.pictures[0].file).convert("RGB"))
+    assert shown.shape == (32, 32, 3) and shown[..., 2].min() > 200 and shown[..., 0].max() < 60
+
+
+def test_a_large_report_stays_below_3_mb(tmp_path):
+    """Noise is the worst there is to compress."""
+    output = write_run(tmp_path / "run", steps=3000, rounds=())
+    for step in range(0, 40):
+        write_round(output, step, numbers=13, side=96)
+    html_report.write_report(output)
+    text = (output / "report.html").read_text(encoding="utf-8")
+    assert 500_000 < len(text.encode()) < 3_000_000
+    assert "16 of 40 rounds are shown; 12 of 13 pictures of a round are shown" in text
+
+
+def test_pictures_shrink_to_the_budget(tmp_path):
+    paths = []
+    for n in range(6):
+        paths.append(tmp_path / f"{n}.png")
+        noise_picture(256, n).save(paths[-1])
+    for budget in (400_000, 100_000, 30_000):
+        uris = thumbnails.data_uris(paths, budget)
+        assert budget / 6 < sum(map(len, uris)) <= budget
+    paths[0].write_bytes(paths[0].read_bytes()[:500])
+    assert thumbnails.data_uris(paths, 100_000)[0] == ""
+
+
+def test_a_report_of_little(tmp_path):
+    """Unfinished, cut short, without samples: told as it is."""
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / "metrics.jsonl").write_text('{"step": 1, "loss": null, "lr": 0.1}\n{"step": 2, "lo')
+    Balanced(html_report.render(read_run(output)))
+    (output / "metrics.jsonl").unlink()
+    (output / "config.yaml").write_text("rank: 4\n")
+    text = html_report.render(read_run(output))
+    Balanced(text)
+    assert "no metrics yet" in text and "No steps yet" in text
+
+
+def test_the_command_tells_what_is_wrong(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for argv, message in (
+        ([str(tmp_path / "nowhere")], "no such folder; give the --output_dir of a run"),
+        ([str(tmp_path / "empty")], "no run in it: neither config.yaml, metrics.jsonl nor samples"),
+    ):
+        assert main(["report", *argv]) == 2
+        assert message in capsys.readouterr().err
+    run = str(write_run(tmp_path / "run"))
+    assert main(["report", run, run]) == 2
+    assert "the same run is given twice" in capsys.readouterr().err
+    assert main(["report", run, "-o", str(tmp_path / "no" / "x.html")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_comparison_of_runs(tmp_path, capsys):
+    one = write_run(tmp_path / "a" / "run", learning_rate=1e-4)
+    two = write_run(tmp_path / "b" / "run", learning_rate=1e-3, prompt=NASTY, rounds=())
+    file = tmp_path / "both.html"
+    assert main(["report", str(one), str(two), "-o", str(file)]) == 0
+    assert capsys.readouterr().out.strip() == str(file)
+    text = file.read_text(encoding="utf-8")
+    page = Balanced(text)
+    assert page.tags.count("img") == 2 and page.tags.count("script") == 1
+    assert "a/run" in text and "b/run" in text and "no samples" in text
+    table = text[text.index("Settings that differ") :]
+    assert all(words in table for words in ("learning_rate", "1e-4", "0.001")) and "resolution" not in table
+
+
+# --- trackers ----------------------------------------------------------------------------------------------------
+
+
+def fake_module(name, calls, fail_at=None):
+    """A stand-in for wandb or swanlab that writes down what it is asked."""
+    module = types.ModuleType(name)
+
+    class Run:
+        def log(self, values, step):
+            if step == fail_at:
+                raise ConnectionError("no network")
+            calls.append(("log", values, step))
+
+        def finish(self):
+            calls.append(("finish",))
+
+    def init(**settings):
+        calls.append(("init", settings))
+        return Run()
+
+    module.init, module.Image = init, lambda picture: ("image", picture.size)
+    return module
+
+
+def metrics(step, **changes):
+    values = {"step": step, "epoch": 1.0, "loss": 0.5, "lr": 1e-4, "grad_norm": 1.0, "seconds": 0.1, "skipped": 0}
+    return Metrics(**values | changes)
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_tracker_gets_settings_scalars_and_pictures(tmp_path, monkeypatch, name):
+    calls = []
+    monkeypatch.setitem(sys.modules, name, fake_module(name, calls))
+    reporter = Reporter(config(tmp_path, report_to=[name], rank=3), total_steps=2, first_step=0)
+    reporter.step(metrics(1, memory_mb=900.0))
+    reporter.validation_loss(1, 0.25, "pictures", best=True)
+    reporter.picture("samples", Image.new("RGB", (8, 4)), 1)
+    reporter.close()
+    kind, settings = calls[0]
+    assert kind == "init" and settings["config"]["rank"] == 3 and settings["project"] == "flux-db"
+    assert calls[1][1]["train/loss"] == 0.5 and calls[1][1]["train/memory_mb"] == 900.0 and calls[1][2] == 1
+    assert calls[2:] == [
+        ("log", {"validation/loss": 0.25}, 1),
+        ("log", {"samples": ("image", (8, 4))}, 1),
+        ("finish",),
+    ]
+
+
+def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tmp_path, monkeypatch, capfd):
+    calls = []
+    monkeypatch.setitem(sys.modules, "wandb", fake_module("wandb", calls, fail_at=2))
+    reporter = Reporter(config(tmp_path, report_to=["wandb"]), total_steps=3, first_step=0)
+    for step in (1, 2, 3):
+        reporter.step(metrics(step))
+    reporter.close()
+    assert [call[0] for call in calls] == ["init", "log"]
+    assert capfd.readouterr().err.count("wandb is given up: ConnectionError: no network") == 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_tracker_that_cannot_start_or_is_missing_is_an_error(tmp_path, monkeypatch):
+    broken = types.ModuleType("wandb")
+    broken.init = lambda **_: 1 / 0
+    monkeypatch.setitem(sys.modules, "wandb", broken)
+    with pytest.raises(UserError, match=r"--report_to wandb: it does not start: ZeroDivisionError.*WANDB_MODE=offline"):
+        trackers.open_trackers(config(tmp_path, report_to=["wandb"]))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    problems = check_files(config(tmp_path, report_to=["tensorboard,swanlab"]))
+    assert "--report_to swanlab: not installed here; pip install swanlab, or leave it out" in problems
+
+
+def test_tensorboard_has_scalars_pictures_and_settings(tmp_path):
+    reporter = Reporter(config(tmp_path, report_to=["tensorboard"]), total_steps=1, first_step=0)
+    reporter.step(metrics(1))
+    reporter.validation_loss(1, 0.25, "pictures", best=False)
+    reporter.picture("samples", Image.new("RGB", (8, 4)), 1)
+    reporter.close()
+    (file,) = (tmp_path / "logs").iterdir()
+    data = file.read_bytes()
+    for words in (b"train/loss", b"train/grad_norm", b"validation/loss", b"samples", b"instance_prompt: dog"):
+        assert words in data
+
+
+@pytest.mark.parametrize(("name", "variable"), [("wandb", "WANDB_MODE"), ("swanlab", "SWANLAB_MODE")])
+def test_the_real_trackers_without_network(tmp_path, monkeypatch, name, variable):
+    pytest.importorskip(name)
+    monkeypatch.setenv(variable, "offline")
+    opened = trackers.open_trackers(config(tmp_path, report_to=[name]))
+    opened.scalars({"train/loss": 0.5}, 1)
+    opened.picture("samples", Image.new("RGB", (8, 4)), 1)
+    assert name in opened._trackers, "it was given up"
+    opened.close()
+    assert list(tmp_path.rglob("*.png")), "the picture is in the output folder"
+
+
+def test_no_token_reaches_a_tracker(tmp_path):
+    argv = ["train.py", "--hub_token", "hf_a", "--rank", "4", "--hub_token=hf_b", "--push_to_hub"]
+    assert trackers.without_tokens(argv) == ["train.py", "--rank", "4", "--push_to_hub"]
+    assert not [name for name in shown_settings(config(tmp_path)) if "token" in name]
+
+
+def test_report_to_takes_commas_and_repeats(tmp_path):
+    names = config(tmp_path, report_to=["wandb, tensorboard", "wandb"]).output.trackers
+    assert names == ("wandb", "tensorboard")
+    assert config(tmp_path).output.trackers == ()
+
+
+def test_the_page_names_no_other_address():
+    """Nothing leaves the machine when a report is opened."""
+    from flux_db.html_page import page
+
+    text = page("title", "")
+    assert set(re.findall(r"https?://[^'\" ]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in text and "@import" not in text
