@@ -72,8 +72,7 @@ def survey(config: Config) -> Survey:
         problems = error.problems
     if config.data.with_prior_preservation and config.data.class_data_dir:
         # damaged class pictures are replaced, and missing ones made: only captions could stop the run
-        found = find_pictures(Path(config.data.class_data_dir), may_be_empty=True)
-        problems += found.problems
+        problems += find_pictures(Path(config.data.class_data_dir), may_be_empty=True).problems
     flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
     return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
 

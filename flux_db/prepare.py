@@ -18,6 +18,7 @@ from flux_db.preflight import check_model
 from flux_db.runtime import Runtime
 
 CONFIG_NAME = "config.yaml"
+WARNINGS_SHOWN = 20
 
 
 def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
@@ -36,8 +37,10 @@ def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
     cache = encode.open_cache(config, model)
     dataset, warnings = read_dataset(config)
     if runtime.is_main:
-        for warning in warnings:
+        for warning in warnings[:WARNINGS_SHOWN]:
             say(f"warning: {warning}")
+        if len(warnings) > WARNINGS_SHOWN:
+            say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
     lacks_class = config.data.with_prior_preservation and len(dataset.class_samples) < config.data.num_class_images
     if lacks_class and runtime.world_size == 1:
         _run("class-images", config)
