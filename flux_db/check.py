@@ -106,7 +106,7 @@ def _report(
     config: Config, seen: Survey, dataset: Dataset, rows: Sequence[Row], general: Sequence[str]
 ) -> Iterator[str]:
     """The lines that are printed, except for the problems."""
-    yield f"Pictures: {len(rows)} in {seen.found.folder}; {len(seen.found.ignored)} other files left alone"
+    yield f"Pictures: {len(rows)} in {seen.found.folder}"
     yield "Sizes are width x height; the bucket is what the model sees."
     yield ""
     yield from _table(config, rows)
@@ -137,25 +137,27 @@ def _count_warnings(rows: Sequence[Row]) -> str:
         images.SAME: "exact duplicates",
         images.ALIKE: "near duplicates",
         images.SMALL: "scaled up",
-        "empty caption": "with an empty caption",
+        "empty caption": "empty captions",
     }
     texts = [warning for row in rows for warning in row.warnings]
-    counts = collections.Counter(next((kinds[k] for k in kinds if k in text), "of other kinds") for text in texts)
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
+    counts = collections.Counter(next((kinds[k] for k in kinds if k in text), "others") for text in texts)
+    return ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "none"
 
 
 def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     run, optim, data = plan.make(config, dataset), config.optim, config.data
     least, most = run.seen
-    sizes = [f"{_size(size[::-1])} for {count} pictures" for size, count in run.sizes.items()]
-    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {run.cards} cards"
+    sizes = [f"{_size(size[::-1])} (pictures: {count})" for size, count in run.sizes.items()]
+    cards = "1 card" if run.cards == 1 else f"{run.cards} cards"
+    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {cards}"
+    repeats = f": {run.pictures} pictures, each {data.repeats} times" if data.repeats > 1 else ""
     yield "Training"
     yield f"  batch              {parts} = {run.batch}"
     if config.runtime.distributed and run.cards == 1:
         yield "                     counted for one card: with more, the batch grows and an epoch has fewer steps"
-    yield f"  samples per epoch  {run.samples}: {run.pictures} pictures, each {data.repeats} times"
-    yield f"  steps              {run.steps_per_epoch:g} per epoch, {run.steps} in all"
-    yield f"  epochs             {run.epochs:g}"
+    yield f"  samples per epoch  {run.samples}{repeats}"
+    yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {run.steps} in all"
+    yield f"  epochs             {run.epochs:.4g}"
     yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
     if data.with_prior_preservation:

@@ -156,7 +156,7 @@ def inspect_pictures(found: Found, resolution: int) -> Inspection:
     problems = [problem for result in results if isinstance(result, UserError) for problem in result.problems]
     warnings = [f"{picture.path}: {warning}" for picture in pictures for warning in picture.warnings]
     if found.ignored:
-        warnings.append(f"{found.folder}: {len(found.ignored)} files are neither pictures nor captions; left alone")
+        warnings.append(f"{found.folder}: other files, left alone: {len(found.ignored)}")
     return Inspection(tuple(pictures), (*found.problems, *problems), tuple(warnings))
 
 

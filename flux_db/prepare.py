@@ -19,6 +19,7 @@ from flux_db.preflight import check_model
 from flux_db.runtime import Runtime
 
 CONFIG_NAME = "config.yaml"
+WARNINGS_SHOWN = 20
 
 
 def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
@@ -37,8 +38,10 @@ def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
     cache = encode.open_cache(config, model)
     dataset, warnings = read_dataset(config)
     if runtime.is_main:
-        for warning in warnings:
+        for warning in warnings[:WARNINGS_SHOWN]:
             say(f"warning: {warning}")
+        if len(warnings) > WARNINGS_SHOWN:
+            say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
     work = encode.missing(config, cache, dataset)
     lacks_class = lacks_class_images(config)
     if runtime.world_size > 1 and (work or lacks_class):

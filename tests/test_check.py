@@ -204,8 +204,8 @@ def test_awkward_folder_as_a_whole(awkward):
     # a picture whose caption cannot be read is itself fine
     assert len(table) == outcomes.count(FINE) + 1
     assert f"error: {outcomes.count(REFUSED)} problems" in done.stderr
-    assert f"{outcomes.count(IGNORED)} other files left alone" in done.stdout
-    assert "1 exact duplicates" in done.stdout and "near duplicates" in done.stdout
+    assert f"other files, left alone: {outcomes.count(IGNORED)}\n" in done.stdout
+    assert "exact duplicates 1" in done.stdout and "near duplicates" in done.stdout
 
 
 # ---- what a run would do ----
@@ -221,12 +221,21 @@ def test_the_plan_of_a_run(world, tmp_path):
     for part in (
         "Pictures: 3 in ", "dog_00.png  64 x 64  16 x 16  a photo of sks dog", "Warnings: none",
         "6: 3 pictures, each 2 times", "3 per epoch, 15 in all", "epochs             5",
-        "is seen 10 times", "1 to compile: 16 x 16 for 3 pictures",
+        "is seen 10 times", "1 to compile: 16 x 16 (pictures: 3)",
     ):  # fmt: skip
         assert part in done.stdout, done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["contact_sheet.png", "pictures.csv"]
     dry = command(*words, "--dry_run", script=[str(SCRIPT)])
     assert (dry.returncode, dry.stdout, dry.stderr) == (0, done.stdout, "")
+
+
+def test_class_pictures_are_counted_and_the_pictures_told_are_the_subjects(world, tmp_path, capsys):
+    write_demo_pictures(tmp_path / "class", 2, 64)
+    more = ["--with_prior_preservation", f"--class_data_dir={tmp_path / 'class'}", "--class_prompt=a dog"]
+    assert check.run(flags(world, tmp_path / "out", world.pictures, *more, "--num_class_images=5")) == 0
+    text = capsys.readouterr().out
+    assert f"Pictures: 3 in {world.pictures}\n" in text
+    assert "class pictures     5, of which 3 are still to be drawn" in text
 
 
 def test_all_problems_at_once_and_no_report_of_a_faulty_run(world, tmp_path):
