@@ -9,20 +9,23 @@ from contextlib import nullcontext
 
 from flux_db.cli import parse_config, read_config
 from flux_db.errors import run_guarded
+from flux_db.hub_token import hide_token
 from flux_db.interrupt import StopRequest
 from flux_db.lock import OutputLock, is_first_process
 from flux_db.preflight import check, check_files
 
 
 def main(argv: list[str]) -> int:
+    hide_token()
     # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to this one
     stop = StopRequest().listen()
     from flux_db.check import run as check_run
     from flux_db.dataset import check_pictures
+    from flux_db.hub import check_hub
 
     if read_config(argv)[0].output.dry_run:
         return check_run(argv)
-    config = parse_config(argv, checks=(check, check_files, check_pictures))
+    config = parse_config(argv, checks=(check, check_files, check_pictures, check_hub))
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         # Only now: a mistake in the settings is told within a second, without MindSpore
         from flux_db import pipeline, runtime

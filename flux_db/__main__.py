@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from flux_db import lora_commands
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
 from flux_db.errors import run_guarded
+from flux_db.hub_token import hide_token
 from flux_db.interrupt import default_signals
 from flux_db.preflight import check, check_files
 
@@ -73,6 +75,34 @@ def class_images(argv: list[str]) -> None:
     make_class_images(config)
 
 
+def launch(argv: list[str]) -> int:
+    """Prepare, then train on several cards under msrun; what scripts/train_multi.sh calls."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flux_db launch",
+        description=launch.__doc__,
+        usage="%(prog)s --cards N [options] -- FLAGS OF THE TRAINER",
+    )
+    parser.add_argument("--cards", type=int, required=True, help="cards on each server, one process for each")
+    parser.add_argument("--port", type=int, help="of the scheduler (default: a free one; 8118 on several servers)")
+    parser.add_argument("--log_dir", type=Path, help="default: logs in --output_dir")
+    parser.add_argument("--nodes", type=int, default=1, help="servers (default: 1)")
+    parser.add_argument("--node_rank", type=int, default=0, help="number of this server, from 0 (default: 0)")
+    parser.add_argument("--master_addr", default="127.0.0.1", help="address of the first server")
+    arguments = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
+    flags = argv[argv.index("--") + 1 :] if "--" in argv else []
+    from flux_db import launch as launcher
+
+    config = parse_config(flags, checks=(check, check_files))
+    where = launcher.Cards(
+        cards=arguments.cards,
+        nodes=arguments.nodes,
+        node_rank=arguments.node_rank,
+        master_addr=arguments.master_addr,
+        port=arguments.port,
+    )
+    return launcher.launch(config, flags, where, arguments.log_dir)
+
+
 def selftest(argv: list[str]) -> int:
     """Compare this machine's results with those of diffusers on torch."""
     parser = argparse.ArgumentParser(
@@ -103,7 +133,9 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "prepare": prepare,
     "encode": encode,
     "class-images": class_images,
+    "launch": launch,
     "selftest": selftest,
+    **lora_commands.COMMANDS,
 }
 
 
@@ -116,7 +148,7 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"error: no such command: {argv[0]}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return run_guarded(lambda: COMMANDS[argv[0]](argv[1:]))
+    return run_guarded(lambda: hide_token() or COMMANDS[argv[0]](argv[1:]))
 
 
 if __name__ == "__main__":

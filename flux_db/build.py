@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,10 @@ import numpy as np
 from mindspore import nn
 from mindspore.amp import DynamicLossScaler
 
-from flux_db import flow, lora, models, optim
-from flux_db.config import Config, total_steps
+from flux_db import flow, lora, models, optim, sharding
+from flux_db.config import Config
 from flux_db.console import say, stage
-from flux_db.dataset import Dataset
+from flux_db.dataset import Dataset, total_steps
 from flux_db.optim import FlatOptimizer
 from flux_db.runtime import Runtime
 from flux_db.stream import Dealing
@@ -50,6 +51,8 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
         transformer = models.load_transformer(model, runtime.dtype, config.model.variant)
     rows = dealing.batch * (2 if dataset.class_samples else 1)
     dropout_key = lora.inject(transformer, config.lora, config.output.seed, rows)
+    if config.runtime.shard_base:
+        _shard(transformer, runtime)
     if config.runtime.gradient_checkpointing:
         recompute_blocks(transformer)
     weights = lora.parameters(transformer)
@@ -67,7 +70,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
-    total = total_steps(config, len(dataset.samples), dealing.global_batch)
+    total = total_steps(config, dataset, dealing.global_batch)
     scale = dealing.global_batch if config.optim.scale_lr else 1
     if runtime.is_main:
         count = sum(optimizer.sizes)
@@ -75,6 +78,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
             f"LoRA of rank {config.lora.rank} in {len(weights) // 2} layers, {count / 1e6:.2f} M parameters; "
             f"{len(dataset.samples)} pictures, {total} steps of {dealing.global_batch}"
         )
+        _tell_data(config, dataset, dealing)
     return Training(
         transformer=transformer,
         optimizer=optimizer,
@@ -86,6 +90,34 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
         num_timesteps=len(settings.sigmas),
         latent_shape=latent_shape(config, model),
     )
+
+
+def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
+    with stage("Spreading the transformer over the cards"):
+        before, after = sharding.shard_base(transformer, runtime)
+    if runtime.world_size == 1:
+        say("warning: --shard_base does nothing on one card")
+    elif runtime.is_main:
+        say(f"Each card keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
+
+
+def _tell_data(config: Config, dataset: Dataset, dealing: Dealing) -> None:
+    counts = Counter(sample.size for sample in dataset.samples)
+    if len(counts) > 1:
+        shown = ", ".join(f"{width} x {height}: {counts[height, width]}" for height, width in dataset.sizes)
+        say(f"Pictures in each bucket, which is a graph of its own: {shown}")
+        small = [
+            f"{width} x {height}" for height, width in dataset.sizes if counts[height, width] < dealing.global_batch
+        ]
+        if small:
+            say(
+                f"warning: fewer pictures than the {dealing.global_batch} of a step in {', '.join(small)}: "
+                "its steps repeat them, and not every epoch has such a step"
+            )
+    if dataset.masked:
+        masked = sum(sample.mask is not None for sample in dataset.samples)
+        weight = config.data.unmasked_weight
+        say(f"Masks for {masked} of {len(dataset.samples)} pictures; outside of them the loss counts {weight:g}")
 
 
 def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:

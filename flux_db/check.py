@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     seen = surveys[-1]
     # With faulty settings there is no telling what the run would be.
     if not faults and seen.subject is not None and seen.subject.pictures:
-        dataset, warnings = read_dataset(config, seen.subject)
+        dataset, warnings = read_dataset(config, seen)
         rows, general = _rows(config, seen, dataset, warnings)
         print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
         problems += _write_files(config, seen.found.folder, rows)
@@ -86,7 +86,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str
             sample=sample,
             name=sample.picture.path.relative_to(folder).as_posix(),
             size=sample.picture.size,
-            bucket=plan.size_of(sample, config)[::-1],
+            bucket=sample.size[::-1],
             warnings=tuple(of_picture[str(sample.picture.path)]),
         )
         for sample in samples

@@ -27,7 +27,6 @@ Check = Callable[[Config], list[str]]
 _TEXT_ENCODERS = "the text encoders are not trained here; only the transformer gets a LoRA"
 _PRODIGY = "Prodigy always has its recommended setting: decoupled decay, bias correction, safeguarded warm-up"
 _ATTENTION = "the attention kernel is chosen by the device; leave the flag out"
-_HUB = "uploading is not supported yet; upload the output folder with huggingface-cli"
 
 # Flags of diffusers' and mindone's scripts that have no meaning here, and why or what to do instead.
 REFUSED: dict[str, str] = {
@@ -41,14 +40,12 @@ REFUSED: dict[str, str] = {
     "use_8bit_adam": "a LoRA's optimizer state is small and kept in float32; use --optimizer adamw",
     "allow_tf32": "TF32 is not a format of Ascend or the CPU; use --mixed_precision",
     "local_rank": "the rank comes from msrun; use --distributed",
-    "zero_stage": "the weights are not sharded over cards; leave the flag out",
+    "zero_stage": "only the frozen transformer is sharded over cards; use --shard_base",
     "mindspore_mode": "training always runs in graph mode",
     "prior_generation_precision": "class pictures are generated in the training precision; use --mixed_precision",
     "enable_xformers_memory_efficient_attention": _ATTENTION,
     "enable_npu_flash_attention": _ATTENTION,
-    "push_to_hub": _HUB,
-    "hub_token": _HUB,
-    "hub_model_id": _HUB,
+    "hub_token": "a token is no setting and is never stored; log in with hf auth login, or set HF_TOKEN",
 }
 
 # One of these must be given; on the command line it takes the place of the other in the YAML file.

@@ -4,7 +4,6 @@ The field names are the names of the command-line flags and of the YAML keys; th
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,13 +61,29 @@ class DataConfig:
     """Class pictures to generate at a time."""
     resolution: int = 512
     """Side in pixels of the square that the model sees; a multiple of 16."""
+    aspect_ratio_buckets: str | None = None
+    """Instead of squares, crop each picture to the size of nearest shape: auto chooses sizes of about --resolution^2
+    pixels by the pictures, or name them as height,width;height,width. Every size is one more graph to compile."""
+    max_buckets: int = 5
+    """Most sizes of --aspect_ratio_buckets."""
     center_crop: bool = False
     """Crop the middle of each picture. Otherwise the crop is random: drawn once per picture with cached latents, anew
     for every sample with --no-cache_latents."""
+    cache_crops: int = 1
+    """Random crops of each picture to keep with cached latents; every draw takes one of them."""
     random_flip: bool = False
     """Mirror pictures left to right in half of the draws. Not for subjects with writing on them."""
     repeats: int = 1
     """How often each picture of the subject counts in one epoch."""
+    mask_dir: str | None = None
+    """Folder with masks that have the names of their pictures: white is the subject, black the rest. name.mask.png next
+    to a picture is its mask without this flag."""
+    alpha_mask: bool = False
+    """Take the alpha channel as the mask of pictures that have no other."""
+    unmasked_weight: float = 0.1
+    """Weight of the loss where a mask is black; where it is white the weight is 1. With 1 masks are not used."""
+    caption_dropout: float = 0.0
+    """Share of draws in which the subject's caption is replaced by the empty prompt."""
     alpha_background: str = "white"
     """Colour behind the transparent parts of pictures: a name such as grey, or #rrggbb (in quotes in YAML)."""
     max_sequence_length: int = 512
@@ -238,6 +253,19 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    """Upload to the Hugging Face hub"""
+
+    push_to_hub: bool = False
+    """Upload the LoRA, its card and the last samples after training. Needs a token: log in with hf auth login or set
+    HF_TOKEN; --hub_token works too, but its value stays in the shell's history."""
+    hub_model_id: str | None = None
+    """Where to upload to: owner/name, or a name under the token's owner. Without it: the name of --output_dir."""
+    hub_private: bool = True
+    """Only you can see the uploaded model; --no-hub_private makes it public."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
     """Device, precision and speed"""
 
@@ -251,7 +279,10 @@ class RuntimeConfig:
     jit_level: Literal["O0", "O1", "O2"] = "O1"
     """MindSpore's compilation level on Ascend. The CPU backend always compiles at O0."""
     distributed: bool = False
-    """Train on several cards; start one process per card with msrun."""
+    """Demand several cards: refused in a process that msrun did not start. Under msrun it need not be given."""
+    shard_base: bool = False
+    """Spread the frozen transformer over the cards, for cards with less memory; each weight is gathered when it is
+    used. The result is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +296,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 
@@ -337,13 +369,6 @@ def background(config: Config) -> tuple[int, int, int]:
 
     red, green, blue = ImageColor.getrgb(config.data.alpha_background.strip())
     return red, green, blue
-
-
-def total_steps(config: Config, pictures: int, batch: int) -> int:
-    """Optimizer steps of the run. An epoch that ends within a global batch is rounded up to a whole one."""
-    if config.optim.max_train_steps is not None:
-        return config.optim.max_train_steps
-    return math.ceil(config.optim.num_train_epochs * pictures / batch)
 
 
 def cache_path(config: Config) -> Path:

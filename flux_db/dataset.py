@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from flux_db import hf_dataset
+from flux_db import buckets, hf_dataset
+from flux_db.buckets import Size
 from flux_db.config import Config, fill_trigger, has_trigger
 from flux_db.errors import UserError
 from flux_db.images import Found, Inspection, Picture, Source, find_pictures, inspect_pictures
+from flux_db.masks import Mask, Masks, find_masks
+from flux_db.order import Order
 from flux_db.stream import Purpose, generator
 
 # In a message about many.
@@ -19,11 +24,22 @@ FILES_NAMED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A picture, the prompt it is trained with, and where it is cropped when its latents are cached."""
+    """A picture, the prompt it is trained with, its size, and where it is cropped when its latents are cached."""
 
     picture: Picture
     prompt: str
     crop: tuple[float, float]
+    more_crops: tuple[tuple[float, float], ...] = ()
+    """With --cache_crops."""
+    size: Size
+    """Height and width that it is cropped to."""
+    mask: Mask | None = None
+    """None: all of it counts."""
+
+    @property
+    def versions(self) -> tuple[Sample, ...]:
+        """The same sample once for each of its crops."""
+        return tuple(replace(self, crop=crop, more_crops=()) for crop in (self.crop, *self.more_crops))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +48,38 @@ class Dataset:
 
     samples: tuple[Sample, ...]
     class_samples: tuple[Sample, ...] = ()
+    """Each is cropped to the size of the subject's sample that it is drawn with."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
         """Every distinct prompt, in order of appearance."""
         return tuple(dict.fromkeys(s.prompt for s in (*self.samples, *self.class_samples)))
 
+    @cached_property
+    def sizes(self) -> tuple[Size, ...]:
+        """Every size in use, from wide to tall."""
+        return tuple(sorted({s.size for s in self.samples}))
+
+    @cached_property
+    def masked(self) -> bool:
+        """Whether the loss is weighted by masks."""
+        return any(s.mask for s in self.samples)
+
+    def order(self, seed: int, global_batch: int) -> Order:
+        """In which order the samples are drawn."""
+        groups = tuple(tuple(i for i, s in enumerate(self.samples) if s.size == size) for size in self.sizes)
+        return Order(seed=seed, global_batch=global_batch, groups=groups)
+
     def fingerprint(self) -> str:
-        """Changes with any picture, caption or crop."""
+        """Changes with any picture, caption, crop, shape or mask."""
         digest = hashlib.sha256()
         for s in (*self.samples, *self.class_samples):
-            digest.update(f"{s.picture.digest} {s.prompt!r} {s.crop}\n".encode())
+            # what is at its default leaves no trace, so that checkpoints from before there was a choice still fit
+            height, width = s.size
+            extra = [s.more_crops] if s.more_crops else []
+            extra += [s.size] if height != width else []
+            extra += [s.mask.digest] if s.mask else []
+            digest.update(f"{s.picture.digest} {s.prompt!r} {s.crop}{''.join(f' {e}' for e in extra)}\n".encode())
         return digest.hexdigest()
 
 
@@ -66,8 +103,8 @@ def survey(config: Config) -> Survey:
     found = subject = None
     try:
         found = find_subject(config)
-        subject = inspect_pictures(found, data.resolution)
-        problems = list(subject.problems)
+        subject = inspect_pictures(found, _warn_below(config))
+        problems = [*subject.problems, *_masks(config, found.folder, subject.pictures).problems]
     except UserError as error:
         problems = error.problems
     if config.data.with_prior_preservation and config.data.class_data_dir:
@@ -75,6 +112,18 @@ def survey(config: Config) -> Survey:
         problems += find_pictures(Path(config.data.class_data_dir), may_be_empty=True).problems
     flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
     return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
+
+
+def _warn_below(config: Config) -> int:
+    """The short side below which a picture is scaled up; with buckets it depends on the shape, and is told later."""
+    return 0 if config.data.aspect_ratio_buckets else config.data.resolution
+
+
+def _masks(config: Config, folder: Path, pictures: Sequence[Picture]) -> Masks:
+    data = config.data
+    if data.unmasked_weight == 1:
+        return Masks({}, (), ())
+    return find_masks(pictures, folder, Path(data.mask_dir) if data.mask_dir else None, data.alpha_mask)
 
 
 def find_subject(config: Config) -> Found:
@@ -94,24 +143,34 @@ def _has_trigger(source: Source) -> bool:
     return source.caption is not None and has_trigger(source.caption)
 
 
-def read_dataset(config: Config, subject: Inspection | None = None) -> tuple[Dataset, list[str]]:
+def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, list[str]]:
     """The data of a run, and warnings about it. Class pictures beyond --num_class_images are left out.
 
-    `subject`: the pictures of the subject, if they were inspected already.
+    `seen`: the pictures of the subject, if they were looked at already.
     """
     data = config.data
-    subject = subject or inspect_pictures(find_subject(config), data.resolution)
-    warnings = list(subject.warnings)
+    found = seen.found if seen else find_subject(config)
+    subject = seen.subject if seen else inspect_pictures(found, _warn_below(config))
+    sizes = choose_sizes(config, subject.pictures)
+    masks = _masks(config, found.folder, subject.pictures)
+    warnings = [*subject.warnings, *_scaled_up(config, subject.pictures, sizes), *masks.warnings]
     samples = [
-        _sample(p, fill_trigger(p.caption or data.instance_prompt, config), config)
+        _sample(p, fill_trigger(p.caption or data.instance_prompt, config), config, sizes, masks.by_picture.get(p.path))
         for p in subject.pictures
         for _ in range(data.repeats)
     ]
     class_samples: list[Sample] = []
     if data.with_prior_preservation:
         pictures = sound_class_pictures(config)[: data.num_class_images]
-        class_samples = [_sample(p, data.class_prompt, config) for p in pictures]
+        class_samples = [_sample(p, data.class_prompt, config, [(data.resolution, data.resolution)]) for p in pictures]
     return Dataset(samples=tuple(samples), class_samples=tuple(class_samples)), warnings
+
+
+def total_steps(config: Config, dataset: Dataset, batch: int) -> int:
+    """Optimizer steps of the run. Epochs that end within a global batch are rounded up to a whole one."""
+    if config.optim.max_train_steps is not None:
+        return config.optim.max_train_steps
+    return dataset.order(config.output.seed, batch).steps(config.optim.num_train_epochs)
 
 
 def sound_class_pictures(config: Config) -> list[Picture]:
@@ -120,10 +179,42 @@ def sound_class_pictures(config: Config) -> list[Picture]:
     return list(inspect_pictures(found, config.data.resolution).pictures)
 
 
-def _sample(picture: Picture, prompt: str, config: Config) -> Sample:
-    crop = (0.5, 0.5)
+def lacks_class_images(config: Config) -> bool:
+    """Whether class pictures must be drawn before training."""
+    return config.data.with_prior_preservation and len(sound_class_pictures(config)) < config.data.num_class_images
+
+
+def choose_sizes(config: Config, pictures: Sequence[Picture]) -> list[Size]:
+    """The sizes that the subject's pictures are cropped to."""
+    data = config.data
+    if data.aspect_ratio_buckets is None:
+        return [(data.resolution, data.resolution)]
+    if data.aspect_ratio_buckets.strip() == buckets.AUTO:
+        return buckets.choose(data.resolution, [p.size[::-1] for p in pictures], data.max_buckets)
+    return buckets.parse(data.aspect_ratio_buckets)
+
+
+def _scaled_up(config: Config, pictures: Sequence[Picture], sizes: Sequence[Size]) -> list[str]:
+    """Warnings about small pictures, if there are buckets; otherwise they were told with the picture."""
+    if not config.data.aspect_ratio_buckets:
+        return []
+    warnings = []
+    for picture in pictures:
+        (width, height), (to_height, to_width) = picture.size, buckets.nearest(picture.size[::-1], sizes)
+        if width < to_width or height < to_height:
+            warnings.append(
+                f"{picture.path}: {width} x {height} is smaller than its bucket, {to_width} x {to_height}, "
+                "and will be scaled up"
+            )
+    return warnings
+
+
+def _sample(picture: Picture, prompt: str, config: Config, sizes: Sequence[Size], mask: Mask | None = None) -> Sample:
+    crops = [(0.5, 0.5)]
     if config.data.cache_latents and not config.data.center_crop:
         # keyed by content: adding a picture moves no other picture's crop
-        rng = generator(config.output.seed, int(picture.digest[:15], 16), Purpose.CROP)
-        crop = (round(float(rng.random()), 6), round(float(rng.random()), 6))
-    return Sample(picture=picture, prompt=prompt, crop=crop)
+        key = int(picture.digest[:15], 16)
+        rngs = [generator(config.output.seed, key, Purpose.CROP, lane) for lane in range(config.data.cache_crops)]
+        crops = [(round(float(rng.random()), 6), round(float(rng.random()), 6)) for rng in rngs]
+    size = buckets.nearest(picture.size[::-1], sizes)
+    return Sample(picture=picture, prompt=prompt, crop=crops[0], more_crops=tuple(crops[1:]), size=size, mask=mask)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from flux_db.config import Config, background, cache_path, validation_prompts
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
 from flux_db.images import WHITE, load_rgb, resize_and_crop
+from flux_db.masks import mask_at
 from flux_db.models import fingerprint
 
 SCHEMA = 1
@@ -42,20 +43,26 @@ class Cache:
     """Fingerprint of the VAE."""
     text_precision: str
     max_sequence_length: int
-    resolution: int
     background: tuple[int, int, int] = WHITE
 
     def prompt_file(self, prompt: str) -> Path:
         return self._file("prompt", [self.text_model, self.text_precision, self.max_sequence_length, prompt])
 
     def picture_file(self, sample: Sample, flip: bool) -> Path:
-        content = [self.vae, self.resolution, sample.picture.digest, list(sample.crop), flip]
+        """Moments of the sample's crop, and its mask."""
+        height, width = sample.size
+        size = height if height == width else [height, width]
+        content = [self.vae, size, sample.picture.digest, list(sample.crop), flip, *_mask_key(sample)]
         # white is what there was before there was a choice: its files keep their names
         return self._file("latent", content if self.background == WHITE else [*content, self.background])
 
     def _file(self, kind: str, content: list) -> Path:
         key = hashlib.sha256(json.dumps([SCHEMA, kind, *content]).encode()).hexdigest()
         return self.folder / f"{kind}-{key[:40]}.safetensors"
+
+
+def _mask_key(sample: Sample) -> list:
+    return [] if sample.mask is None else [sample.mask.digest, sample.mask.is_alpha]
 
 
 def text_precision(config: Config) -> str:
@@ -70,7 +77,6 @@ def open_cache(config: Config, model: Path) -> Cache:
         vae=fingerprint(model, ("vae",)),
         text_precision=text_precision(config),
         max_sequence_length=config.data.max_sequence_length,
-        resolution=config.data.resolution,
         background=background(config),
     )
 
@@ -110,8 +116,9 @@ class Work:
 
 
 def prompts_in_use(config: Config) -> tuple[str, ...]:
-    """Prompts besides the captions: class and validation."""
+    """Prompts besides the captions: class, validation, and the empty one for --caption_dropout."""
     prompts = [config.data.class_prompt] if config.data.with_prior_preservation else []
+    prompts += [""] if config.data.caption_dropout else []
     return tuple(dict.fromkeys([*prompts, *validation_prompts(config)]))
 
 
@@ -120,7 +127,9 @@ def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
     pictures: dict[Path, tuple[Sample, bool]] = {}
     if config.data.cache_latents:
         flips = (False, True) if config.data.random_flip else (False,)
-        for sample in (*dataset.samples, *dataset.class_samples):
+        # a class picture may be drawn with any size of the subject's
+        in_all_sizes = (replace(s, size=size) for s in dataset.class_samples for size in dataset.sizes)
+        for sample in (version for s in (*dataset.samples, *in_all_sizes) for version in s.versions):
             for flip in flips:
                 pictures.setdefault(cache.picture_file(sample, flip), (sample, flip))
     return Work(
@@ -136,7 +145,7 @@ def encode(config: Config, model: Path, cache: Cache, work: Work) -> None:
     """Fill the cache. Loads one encoder after the other and only what is needed."""
     from flux_db import runtime
 
-    runtime.start(config.runtime)
+    runtime.start(config.runtime, alone=True)
     cache.folder.mkdir(parents=True, exist_ok=True)
     if work.prompts:
         encode_prompts(config, model, cache, work.prompts)
@@ -194,8 +203,11 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
 
     with stage("Loading the VAE"):
         encoder = Encoder(models.load_vae(model, models.VAE_DTYPE, config.model.variant)).set_train(False)
-    size = (config.data.resolution, config.data.resolution)
-    for sample, flip in tqdm(pictures, desc="VAE", unit="picture"):
-        pixels = resize_and_crop(load_rgb(sample.picture.path, cache.background), size, sample.crop, flip)
-        moments = encoder(Tensor(pixels[None])).asnumpy()[0]
-        write(cache.picture_file(sample, flip), {"moments": moments})
+    # size by size, because each is a graph of its own
+    for sample, flip in tqdm(sorted(pictures, key=lambda work: work[0].size), desc="VAE", unit="picture"):
+        image = load_rgb(sample.picture.path, cache.background)
+        arrays = {"moments": encoder(Tensor(resize_and_crop(image, sample.size, sample.crop, flip)[None])).asnumpy()[0]}
+        if sample.mask:
+            latent = arrays["moments"].shape[1:]
+            arrays["mask"] = mask_at(sample.mask, sample.picture.size, sample.size, sample.crop, flip, latent)
+        write(cache.picture_file(sample, flip), arrays)

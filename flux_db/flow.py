@@ -80,10 +80,19 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     return patches.transpose(0, 3, 1, 4, 2, 5).reshape(b, c // 4, height, width)
 
 
-def squared_error(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean squared error of each sample, in fp32: [B, ...] -> [B]."""
+def squared_error(prediction: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Weighted mean squared error of each sample, in fp32: [B, tokens, 4C] -> [B].
+
+    `mask` [B, tokens, 4] weighs the latents of each token. The mean is over all of them, not over the mask's sum: a
+    picture of a small subject counts less, and with a mask of ones nothing changes.
+    """
     difference = prediction.astype(ms.float32) - target.astype(ms.float32)
-    return weight * (difference * difference).reshape(difference.shape[0], -1).mean(1)
+    squares = difference * difference
+    if mask is not None:
+        b, tokens, _ = squares.shape
+        # packed as C x 4: the four latents of a token are the last axis
+        squares = squares.reshape(b, tokens, -1, 4) * mask.reshape(b, tokens, 1, 4)
+    return weight * squares.reshape(squares.shape[0], -1).mean(1)
 
 
 def prior_preservation(errors: Tensor, prior_loss_weight: float) -> Tensor:

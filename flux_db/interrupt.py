@@ -7,6 +7,7 @@ starts threads, which inherit that, and one thread waits for them.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from contextlib import contextmanager
 from flux_db.console import say
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+COMMAND = "FLUX_DB_COMMAND"
+"""Environment variable: what started this process, if the user did not do it directly."""
 
 
 class StopRequest:
@@ -57,3 +61,19 @@ class StopRequest:
 def default_signals() -> None:
     """For a process started by one that blocks them: it would inherit that."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def resume_command(argv: list[str]) -> str:
+    """The command line of this run, with the flag that makes it go on."""
+    start = os.environ.get(COMMAND)
+    words = [*shlex.split(start), *argv[1:]] if start else ["python", *argv]
+    kept = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == "--resume_from_checkpoint":
+            skip = True
+        elif not word.startswith("--resume_from_checkpoint="):
+            kept.append(word)
+    return shlex.join([*kept, "--resume_from_checkpoint", "latest"])

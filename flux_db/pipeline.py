@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flux_db import models, state, validate
+from flux_db import card, hub, models, state, validate
 from flux_db.batches import BatchSource
 from flux_db.build import Training, build
 from flux_db.config import Config
@@ -53,12 +53,17 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
             validator = Validator(config, cache, sampler, reporter)
         code = trainer.run(reporter, validator, stop)
     except TrainingFailed as problem:
-        say(f"error: {problem}")
+        if runtime.is_main or not problem.everywhere:
+            say(f"error: {problem}")
+        if problem.everywhere:
+            runtime.barrier()  # the launcher ends all processes as soon as one has ended
         return 1
     finally:
         reporter.close()
     if code == 0 and runtime.is_main:
+        card.write_card(config, trainer.facts())
         _tell_results(config)
+        code = hub.push_run(config) if config.hub.push_to_hub else 0
     return code
 
 
@@ -81,4 +86,5 @@ def _tell_results(config: Config) -> None:
     print(f"LoRA:    {output / FILE_NAME}")
     if config.validation.validation_prompt:
         print(f"samples: {output / validate.SAMPLES / validate.GRID}")
+    print(f"card:    {output / card.FILE_NAME}")
     print(f"metrics: {output / 'metrics.jsonl'}")

@@ -6,8 +6,8 @@ import collections
 import os
 from dataclasses import dataclass
 
-from flux_db.config import Config, global_batch, total_steps
-from flux_db.dataset import Dataset, Sample
+from flux_db.config import Config, global_batch
+from flux_db.dataset import Dataset, Sample, total_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,34 +24,38 @@ class Plan:
     sizes: dict[tuple[int, int], int]
     """Height and width of every graph to compile -> number of pictures."""
 
-    @property
-    def steps_per_epoch(self) -> float:
-        return self.samples / self.batch
+    steps_per_epoch: float
+    """With several sizes, of the first epoch: their last batches are filled up."""
 
     @property
     def epochs(self) -> float:
-        return self.steps * self.batch / self.samples
+        return self.steps / self.steps_per_epoch
 
 
 def make(config: Config, dataset: Dataset) -> Plan:
     cards = number_of_cards()
     batch, samples = global_batch(config, cards), len(dataset.samples)
-    steps = total_steps(config, samples, batch)
-    pictures = one_each(dataset)
+    steps = total_steps(config, dataset, batch)
+    pictures, several = one_each(dataset), len(dataset.sizes) > 1
     return Plan(
         cards=cards,
         batch=batch,
         samples=samples,
         pictures=len(pictures),
         steps=steps,
-        seen=times_seen(samples, config.data.repeats, steps * batch),
-        sizes=dict(collections.Counter(size_of(sample, config) for sample in pictures)),
+        seen=_times_seen(config, dataset, steps, batch),
+        sizes=dict(collections.Counter(sample.size for sample in pictures)),
+        steps_per_epoch=dataset.order(config.output.seed, batch).steps(1) if several else samples / batch,
     )
 
 
-def size_of(sample: Sample, config: Config) -> tuple[int, int]:
-    """Height and width at which the model sees a sample."""
-    return config.data.resolution, config.data.resolution
+def _times_seen(config: Config, dataset: Dataset, steps: int, batch: int) -> tuple[int, int]:
+    if len(dataset.sizes) == 1:
+        return times_seen(len(dataset.samples), config.data.repeats, steps * batch)
+    order = dataset.order(config.output.seed, batch)
+    counts = collections.Counter({sample.picture.path: 0 for sample in dataset.samples})
+    counts.update(dataset.samples[order.item(position)].picture.path for position in range(steps * batch))
+    return min(counts.values()), max(counts.values())
 
 
 def one_each(dataset: Dataset) -> list[Sample]:

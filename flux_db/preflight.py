@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flux_db import buckets
+from flux_db.buckets import PIXELS_PER_TOKEN
 from flux_db.config import Config, LoraConfig, background, has_trigger, to_flat_dict
 from flux_db.errors import did_you_mean
-
-# FLUX.1's VAE shrinks by 8, and the transformer takes 2 x 2 latents as one token.
-PIXELS_PER_TOKEN = 16
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)
@@ -34,7 +33,8 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda x: x >= 1,
         "rank repeats num_class_images sample_batch_size train_batch_size gradient_accumulation_steps num_train_epochs "
         "max_train_steps lr_num_cycles num_validation_images validation_epochs validation_steps "
-        "validation_inference_steps checkpointing_steps checkpoints_total_limit max_skipped_steps",
+        "validation_inference_steps checkpointing_steps checkpoints_total_limit max_skipped_steps max_buckets "
+        "cache_crops",
     ),
     (
         "0 or more",
@@ -43,6 +43,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ),
     ("above 0", lambda x: x > 0, "lora_alpha logit_std learning_rate lr_power adam_epsilon max_grad_norm"),
     ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2"),
+    ("from 0 to 1", lambda x: 0 <= x <= 1, "caption_dropout unmasked_weight"),
     ("from 1 to 512", lambda x: 1 <= x <= 512, "max_sequence_length"),
     ("from 0 to 4294967295", lambda x: 0 <= x < 2**32, "seed"),
     (f"from -1 to {LARGEST_MODE_SCALE:.2f}", lambda x: -1 <= x <= LARGEST_MODE_SCALE, "mode_scale"),
@@ -53,15 +54,22 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 def check(config: Config) -> list[str]:
     """Problems in the values alone; touches no file."""
     values = to_flat_dict(config)
-    return [*_out_of_bounds(values), *_empty_texts(values), *_contradictions(config), *_unknown_changes(config)]
+    return [
+        *_out_of_bounds(values),
+        *_empty_texts(values),
+        *_contradictions(config),
+        *_crop_problems(config),
+        *_unknown_changes(config),
+    ]
 
 
 def check_files(config: Config) -> list[str]:
     """Problems in the folders that the settings name; writes nothing and loads no weights. Pictures are not opened."""
     data, output = config.data, config.output
     problems = _model_problems(config)
-    if data.instance_data_dir is not None:
-        problems += _reading_problems("instance_data_dir", data.instance_data_dir)
+    for name in ("instance_data_dir", "mask_dir"):
+        if getattr(data, name) is not None:
+            problems += _reading_problems(name, getattr(data, name))
     if data.dataset_name is not None:
         problems += _dataset_problems(data.dataset_name)
     if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
@@ -116,11 +124,36 @@ def _contradictions(config: Config) -> list[str]:
             f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --max_train_steps"
             f" {optim.max_train_steps}; shorten the warm-up"
         )
+    if config.hub.hub_model_id and not config.hub.push_to_hub:
+        problems.append(f"--hub_model_id {config.hub.hub_model_id}: needs --push_to_hub; add that or leave it out")
     if runtime.device == "CPU" and runtime.mixed_precision == "bf16":
         problems.append("--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU")
     if runtime.device == "CPU" and data.enable_mindspore_data_sink:
         problems.append("--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU")
     return problems
+
+
+def _crop_problems(config: Config) -> list[str]:
+    data, found = config.data, []
+    folders = [Path(folder).absolute() for folder in (data.mask_dir, data.instance_data_dir) if folder]
+    if len(folders) == 2 and folders[0].is_relative_to(folders[1]):
+        found.append(
+            f"--mask_dir {data.mask_dir}: lies in --instance_data_dir, where every picture is trained on; move it out"
+        )
+    if data.aspect_ratio_buckets is not None:
+        told = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
+        found += [f"--aspect_ratio_buckets: {problem}" for problem in told]
+        if data.enable_mindspore_data_sink:
+            found.append(
+                "--enable_mindspore_data_sink: takes batches of one size only; leave it or --aspect_ratio_buckets out"
+            )
+    if data.cache_crops > 1 and data.center_crop:
+        found.append(f"--cache_crops {data.cache_crops}: --center_crop has only one; leave one of them out")
+    if data.cache_crops > 1 and not data.cache_latents:
+        found.append(
+            f"--cache_crops {data.cache_crops}: --no-cache_latents crops anew for every sample; leave one of them out"
+        )
+    return found
 
 
 def _picture_contradictions(config: Config) -> list[str]:
@@ -187,7 +220,7 @@ def check_model(folder: Path, config: Config) -> list[str]:
         f"--pretrained_model_name_or_path {folder}: {problem}"
         for problem in (
             *_missing_parts(folder, config.model.variant),
-            *_wrong_resolution(folder, config.data.resolution),
+            *_wrong_sides(folder, config),
         )
     ]
     return problems or _unmatched_layers(folder / "transformer", config.lora)
@@ -314,13 +347,25 @@ def _damaged(files: list[Path]) -> list[str]:
     return problems
 
 
-def _wrong_resolution(folder: Path, resolution: int) -> list[str]:
+def _wrong_sides(folder: Path, config: Config) -> list[str]:
     channels = (_read_json(folder / "vae" / "config.json", []) or {}).get("block_out_channels")
     # Every VAE block but the last halves the picture, and a token is 2 x 2 latents.
     multiple = 2 ** len(channels) if isinstance(channels, list) else PIXELS_PER_TOKEN
-    if PIXELS_PER_TOKEN % multiple == 0 or resolution % multiple == 0:
+    if PIXELS_PER_TOKEN % multiple == 0:
         return []
-    return [f"its VAE needs a multiple of {multiple}, not --resolution {resolution}"]
+    data, found = config.data, []
+    if data.resolution % multiple:
+        found.append(f"its VAE needs a multiple of {multiple}, not --resolution {data.resolution}")
+    if any(side % multiple for size in _possible_sizes(config) for side in size):
+        found.append(f"its VAE needs multiples of {multiple}; name such sizes with --aspect_ratio_buckets")
+    return found
+
+
+def _possible_sizes(config: Config) -> list[buckets.Size]:
+    data, text = config.data, config.data.aspect_ratio_buckets
+    if text is None or buckets.problems(text, data.resolution, data.max_buckets):
+        return []
+    return buckets.candidates(data.resolution) if text.strip() == buckets.AUTO else buckets.parse(text)
 
 
 def _read_json(file: Path, problems: list[str]) -> dict[str, Any] | None:

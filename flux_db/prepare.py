@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from flux_db import checkpoint, encode, models
@@ -11,7 +12,7 @@ from flux_db.atomic import write_file
 from flux_db.cli import to_yaml
 from flux_db.config import Config
 from flux_db.console import say
-from flux_db.dataset import Dataset, read_dataset, sound_class_pictures
+from flux_db.dataset import Dataset, lacks_class_images, read_dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
 from flux_db.preflight import check_model
@@ -41,27 +42,36 @@ def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
             say(f"warning: {warning}")
         if len(warnings) > WARNINGS_SHOWN:
             say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
-    lacks_class = config.data.with_prior_preservation and len(dataset.class_samples) < config.data.num_class_images
-    if lacks_class and runtime.world_size == 1:
-        _run("class-images", config)
-        dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)
+    lacks_class = lacks_class_images(config)
     if runtime.world_size > 1 and (work or lacks_class):
         raise UserError(
-            "--distributed: not everything is encoded yet; run python -m flux_db prepare with the same flags first "
-            "(without msrun)"
+            "not everything is encoded yet, and no card waits while another encodes; start with scripts/train_multi.sh,"
+            " or run python -m flux_db prepare with the same flags first (on several servers all folders must be on a "
+            "file system that all of them see)"
         )
-    if work:
-        say(f"Encoding {work.describe()} in a process of its own; stored in {cache.folder}")
-        _run("encode", config)
-    elif runtime.is_main:
+    if lacks_class:
+        _encode(config, cache, work)
+        _run("class-images", config)
+        dataset, _ = read_dataset(config)
+        work = encode.missing(config, cache, dataset)
+    _encode(config, cache, work)
+    if not work and runtime.is_main:
         say("Prompts and pictures are already encoded: no encoder is loaded")
     return model, cache, dataset
 
 
+def _encode(config: Config, cache: Cache, work: encode.Work) -> None:
+    if work:
+        say(f"Encoding {work.describe()} in a process of its own; stored in {cache.folder}")
+        _run("encode", config)
+
+
 def _run(command: str, config: Config) -> None:
-    path = Path(config.output.output_dir, CONFIG_NAME)
-    result = subprocess.run([sys.executable, "-m", "flux_db", command, "--config", str(path)], check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, CONFIG_NAME)
+        path.write_text(to_yaml(config))
+        result = subprocess.run([sys.executable, "-m", "flux_db", command, "--config", str(path)], check=False)
     if result.returncode:
         raise UserError(f"the {command} stage failed with exit code {result.returncode}; its messages stand above")
 
@@ -80,4 +90,4 @@ def make_class_images(config: Config) -> None:
     """`python -m flux_db class-images`: draw the class pictures that are missing."""
     from flux_db import prior
 
-    prior.generate(config, have=sound_class_pictures(config))
+    prior.generate(config)

@@ -12,30 +12,34 @@ from flux_db import encode, models, runtime
 from flux_db.atomic import write_file
 from flux_db.config import Config
 from flux_db.console import say, stage
-from flux_db.dataset import Dataset
+from flux_db.dataset import sound_class_pictures
+from flux_db.errors import UserError
 from flux_db.images import Picture, find_pictures
 from flux_db.sample import Request, Sampler, SampleSettings
 
 NAME = "class-{:05d}.png"
 
 
-def generate(config: Config, have: Sequence[Picture]) -> None:
-    """Draw class pictures until there are enough; a damaged one is replaced. A stopped run goes on where it was."""
+def generate(config: Config) -> None:
+    """Draw class pictures until there are enough; a damaged one is replaced. A stopped run goes on where it was.
+
+    Under msrun each rank draws its share. The class prompt must be encoded already: no encoder is loaded here.
+    """
+    device = runtime.start(config.runtime)
     folder = Path(config.data.class_data_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    _set_damaged_aside(folder, have)
-    missing = config.data.num_class_images - len(have)
-    taken = {path.name for path in folder.iterdir()}
-    names = [NAME.format(n) for n in range(config.data.num_class_images + len(taken)) if NAME.format(n) not in taken]
-    numbers = [int(name[len("class-") : -len(".png")]) for name in names[:missing]]
-
+    if device.is_main:
+        _set_damaged_aside(folder, sound_class_pictures(config))
+    device.barrier()
+    numbers = _missing_numbers(config, folder)[device.rank :: device.world_size]
+    device.barrier()  # all have looked before one writes
+    if not numbers:
+        return
     model = models.locate(config.model)
     cache = encode.open_cache(config, model)
-    work = encode.missing(config, cache, Dataset(samples=()))
-    device = runtime.start(config.runtime)
-    if config.data.class_prompt in work.prompts:
-        encode.encode_prompts(config, model, cache, (config.data.class_prompt,))
     prompt = encode.read(cache.prompt_file(config.data.class_prompt))
+    if prompt is None:
+        raise UserError("--class_prompt is not encoded yet; run python -m flux_db encode with the same flags first")
     with stage("Loading the transformer to draw class pictures"):
         sampler = Sampler(
             model,
@@ -51,11 +55,23 @@ def generate(config: Config, have: Sequence[Picture]) -> None:
         guidance=config.validation.validation_guidance,
         batch=min(config.data.sample_batch_size, len(requests)),
     )
-    pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="class pictures", unit="picture")
+    pictures = tqdm(
+        sampler.draw(requests, settings),
+        total=len(requests),
+        desc="class pictures" if device.world_size == 1 else f"class pictures of rank {device.rank}",
+        unit="picture",
+    )
     for number, picture in zip(numbers, pictures, strict=True):
         buffer = io.BytesIO()
         picture.save(buffer, "PNG")
         write_file(folder / NAME.format(number), buffer.getvalue())
+
+
+def _missing_numbers(config: Config, folder: Path) -> list[int]:
+    missing = config.data.num_class_images - len(sound_class_pictures(config))
+    taken = {path.name for path in folder.iterdir()}
+    free = (n for n in range(config.data.num_class_images + len(taken)) if NAME.format(n) not in taken)
+    return list(free)[: max(0, missing)]
 
 
 def _set_damaged_aside(folder: Path, sound: Sequence[Picture]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -41,23 +43,41 @@ class Runtime:
             return values
         return ops.AllReduce()(Tensor(values)).asnumpy()
 
+    def differing(self, contents: Mapping[str, bytes]) -> list[str]:
+        """What is not the same on all ranks, as `name (rank 1, 3)`; the same answer on every rank."""
+        digests = [np.frombuffer(hashlib.sha256(content).digest(), np.uint8) for content in contents.values()]
+        table = np.zeros((self.world_size, len(digests), 32), np.float32)
+        table[self.rank] = digests
+        table = self.sum(table)
+        others = {
+            name: [r for r in range(self.world_size) if (table[r, n] != table[0, n]).any()]
+            for n, name in enumerate(contents)
+        }
+        return [f"{name} (rank {', '.join(map(str, ranks))})" for name, ranks in others.items() if ranks]
+
     def barrier(self) -> None:
         """Wait for the other ranks; a one-element sum, because the CPU backend has no barrier."""
         self.sum(np.ones(1))
 
 
-def start(config: RuntimeConfig) -> Runtime:
-    """Set up MindSpore for this process. Call it once, before any model is built."""
+def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
+    """Set up MindSpore for this process. Call it once, before any model is built.
+
+    `alone`: for work that one process does for all of them, before they start.
+    """
     device, reason = choose_device(config.device)
     if device == "CPU" and config.mixed_precision == "bf16":
         raise UserError(
             f"--mixed_precision bf16: not on {device} ({reason}), which has no bf16 kernels; use no or fp16"
         )
-    ms.set_device(device)
-    ms.set_context(mode=ms.GRAPH_MODE)
     if device == "Ascend":
-        ms.set_context(jit_config={"jit_level": config.jit_level})
-    rank, world_size = _join(config)
+        # msrun gives each worker its card by DEVICE_ID
+        ms.set_device(device, int(os.environ.get("DEVICE_ID", "0")))
+        ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": config.jit_level})
+    else:
+        ms.set_device(device)
+        ms.set_context(mode=ms.GRAPH_MODE)
+    rank, world_size = (0, 1) if alone else _join(config)
     if device == "CPU":
         _install_cpu_operators()
     if rank == 0:
@@ -80,10 +100,10 @@ def choose_device(wanted: str) -> tuple[str, str]:
 
 
 def _join(config: RuntimeConfig) -> tuple[int, int]:
-    if not config.distributed:
+    if "MS_ROLE" not in os.environ:
+        if config.distributed:
+            raise UserError("--distributed: msrun did not start this process; use scripts/train_multi.sh, or no flag")
         return 0, 1
-    if "MS_ROLE" not in os.environ and "RANK_TABLE_FILE" not in os.environ:
-        raise UserError("--distributed: this process was not started by msrun; start it so, or leave the flag out")
     init()
     # mindone's TrainStep looks at the mode when it is built
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)

@@ -34,7 +34,9 @@ class WeightsNotFinite(Exception):
     """Never to be saved."""
 
 
-def to_files(training: Training, config: Config, progress: Progress, about: Mapping[str, Any]) -> dict[str, bytes]:
+def to_files(
+    training: Training, config: Config, progress: Progress, about: Mapping[str, Any], facts: export.Facts
+) -> dict[str, bytes]:
     """Everything that an exact resume needs, by file name."""
     weights = lora.to_state_dict(training.transformer, config.lora)
     for name, value in weights.items():
@@ -43,10 +45,17 @@ def to_files(training: Training, config: Config, progress: Progress, about: Mapp
     moments = {name: p.asnumpy().copy() for name, p in training.optimizer.state().items()}
     state = {**asdict(progress), "loss_scale": _scale(training), **about}
     return {
-        LORA: export.lora_file(weights, config, steps=progress.step),
+        LORA: export.lora_file(weights, config, facts),
         OPTIMIZER: save(moments),
         STATE: (json.dumps(state, indent=2, sort_keys=True) + "\n").encode(),
     }
+
+
+def contents(training: Training) -> dict[str, bytes]:
+    """What must be the same on every rank, by name."""
+    weights = b"".join(p.asnumpy().tobytes() for p in lora.parameters(training.transformer).values())
+    moments = b"".join(p.asnumpy().tobytes() for p in training.optimizer.state().values())
+    return {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
 
 
 def from_files(files: Mapping[str, bytes], training: Training) -> Progress:

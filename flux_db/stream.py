@@ -24,6 +24,11 @@ class Purpose(IntEnum):
     DROPOUT = 6
     LORA = 7
     SAMPLE = 8
+    CIRCLE = 9
+    PASS = 10
+    BATCH_ORDER = 11
+    CACHED_CROP = 12
+    CAPTION = 13
 
 
 def generator(seed: int, position: int, purpose: Purpose, lane: int = 0) -> np.random.Generator:

@@ -49,7 +49,7 @@ def _position_ids(text_length, height, width):
 
 
 class TrainStepForFluxDevDB(TrainStep):
-    """`step(pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary) -> [4]`.
+    """`step(pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary[, mask]) -> [5]`.
 
     pictures       [B, 2C, h, w] latent moments; or [B, 3, H, W] pixels in -1..1, if a VAE was given
     eps, noise     [B, C, h, w] standard normal, for the VAE's posterior and for the flow
@@ -58,9 +58,13 @@ class TrainStepForFluxDevDB(TrainStep):
     dropout_key    [B] what the LoRA dropout masks are made of
     lr             [] learning rate of this optimizer step
     boundary       [] true on the last micro-step of an accumulation window
+    mask           [B, 1, h, w] weight of the squared error at each latent; without masks there is no such input
+
+    Sizes are the inputs' own: each size compiles to one graph, and all graphs share weights and optimizer.
 
     On a boundary the result is: mean loss over the window and the ranks, gradient norm before clipping, whether the
-    update was made (not, if any gradient was Inf or NaN), and the loss scale in use. Elsewhere it is zeros.
+    update was made (not, if any gradient was Inf or NaN), the loss scale in use, and how many ranks asked to stop.
+    Elsewhere it is zeros.
     """
 
     def __init__(
@@ -90,10 +94,14 @@ class TrainStepForFluxDevDB(TrainStep):
         self.timesteps = Tensor(settings.timesteps, ms.float32)
         self.weights = Tensor(settings.weights, ms.float32)
         self.accumulate = settings.accumulation > 1
-        length = sum(optimizer.sizes) + 1 if self.accumulate else 1
+        length = sum(optimizer.sizes) + 2 if self.accumulate else 1
         self.window = Parameter(Tensor(np.zeros(length), ms.float32), name="window", requires_grad=False)
-        self.distributed = settings.world_size > 1
-        self.all_reduce = ops.AllReduce() if self.distributed else ops.Identity()
+        self.stop_asked = Parameter(Tensor([0.0], ms.float32), name="stop_asked", requires_grad=False)
+        self.all_reduce = ops.AllReduce() if settings.world_size > 1 else ops.Identity()
+
+    def ask_to_stop(self) -> None:
+        """Tell all ranks, with the next optimizer step, that this one was asked to stop."""
+        ops.assign(self.stop_asked, Tensor([1.0], ms.float32))
 
     def encode(self, pictures: Tensor) -> Tensor:
         """Latent moments of a batch, from the cache or by the VAE inside the graph."""
@@ -101,7 +109,7 @@ class TrainStepForFluxDevDB(TrainStep):
             return pictures
         return ops.stop_gradient(self.vae.encode(pictures)[0])
 
-    def forward(self, pictures, eps, noise, index, prompt_embeds, pooled):
+    def forward(self, pictures, eps, noise, index, prompt_embeds, pooled, mask=None):
         sigma = self.sigmas[index]
         x_0 = flow.latents_from_moments(self.encode(pictures), eps, self.vae_shift, self.vae_scale)
         x_t = flow.add_noise(x_0, noise, sigma)
@@ -119,19 +127,22 @@ class TrainStepForFluxDevDB(TrainStep):
             img_ids=img_ids,
             return_dict=False,
         )[0]
-        errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index])
+        mask = None if mask is None else flow.pack(mask)
+        errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index], mask)
         if self.prior_loss_weight is None:
             loss = errors.mean()
         else:
             loss = flow.prior_preservation(errors, self.prior_loss_weight)
         return self.loss_scaler.scale(loss), loss
 
-    def construct(self, pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary):
+    def construct(self, pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary, mask=None):
         if self.dropout_key is not None:
             ops.assign(self.dropout_key, dropout_key)
-        (_, loss), gradients = self.forward_and_backward(pictures, eps, noise, index, prompt_embeds, pooled)
-        # gradients and loss travel as one vector: one accumulator, one all-reduce
-        vector = ops.concat((flatten(gradients), loss.reshape(1)))
+        inputs = (pictures, eps, noise, index, prompt_embeds, pooled)
+        inputs = inputs if mask is None else (*inputs, mask)
+        (_, loss), gradients = self.forward_and_backward(*inputs)
+        # all that ranks tell each other travels as one vector: one accumulator, one all-reduce
+        vector = ops.concat((flatten(gradients), loss.reshape(1), self.stop_asked))
         if not self.accumulate:
             return self.update(vector, lr)
         vector = self.window + vector
@@ -140,18 +151,18 @@ class TrainStepForFluxDevDB(TrainStep):
             ops.assign(self.window, ops.zeros_like(self.window))
         else:
             ops.assign(self.window, vector)
-            result = ops.zeros((4,), ms.float32)
+            result = ops.zeros((5,), ms.float32)
         return result
 
     def update(self, vector, lr):
-        """From the window's sum of [gradients, loss] to new weights, unless a gradient is not finite."""
+        """From the window's sum of [gradients, loss, stop] to new weights, unless a gradient is not finite."""
         vector = self.all_reduce(vector) / self.parts
         scale = self.loss_scaler.scale_value * 1.0
-        gradient, loss = vector[:-1] / scale, vector[-1]
+        gradient, loss, stop = vector[:-2] / scale, vector[-2], vector[-1] * self.parts
         norm = ops.sqrt((gradient * gradient).sum())
         finite = ops.isfinite(norm)
         clip = ops.minimum(self.max_grad_norm / (norm + 1e-6), Tensor(1.0, ms.float32))
         self.optimizer(gradient * clip, lr, finite)
         if self.dynamic_scale:
             self.loss_scaler.adjust(finite)
-        return ops.stack((loss, norm, finite.astype(ms.float32), scale))
+        return ops.stack((loss, norm, finite.astype(ms.float32), scale, stop))

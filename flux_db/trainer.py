@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from flux_db.batches import BatchSource, dataset_of, prefetch
 from flux_db.build import Training
 from flux_db.config import Config, to_flat_dict, with_defaults
 from flux_db.console import say, stage
-from flux_db.interrupt import StopRequest
+from flux_db.interrupt import StopRequest, resume_command
 from flux_db.report import Metrics, Reporter
 from flux_db.runtime import Runtime
 from flux_db.state import Progress
@@ -29,6 +29,11 @@ from flux_db.validate import Validator
 
 class TrainingFailed(Exception):
     """The run cannot go on; what was saved so far is good."""
+
+    def __init__(self, message: str, *, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
+        """All ranks found it out at the same step."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Trainer:
         self.last_checkpoint = last_checkpoint
         self.output = Path(config.output.output_dir)
         self.validator: Validator | None = None
+        self._stop_agreed = False
 
     # --- the loop ---
 
@@ -71,11 +77,12 @@ class Trainer:
         self.reporter, self.validator = reporter, validator
         self._note("running")
         try:
+            self._demand_equal_ranks("at the start")
             with stop.finishing_steps():
-                self._loop(stop)
-            if stop.signal and self.progress.step < self.training.total_steps:
+                stopped = self._loop(stop)
+            if stopped:
                 self._interrupted()
-                return stop.exit_code
+                return stop.exit_code or 128 + signal.SIGTERM  # the signal may have met another rank only
             self._save_final()
         except BaseException as problem:
             self._note("failed", f"{type(problem).__name__}: {problem}")
@@ -83,7 +90,8 @@ class Trainer:
         self._note("finished")
         return 0
 
-    def _loop(self, stop: StopRequest) -> None:
+    def _loop(self, stop: StopRequest) -> bool:
+        """Take the steps; true if a signal ended them early."""
         every = validate.steps_between(
             self.config, len(self.source.dataset.samples), self.training.dealing.global_batch
         )
@@ -102,8 +110,9 @@ class Trainer:
             pending = Pending(step, float(self.training.learning_rates[step - 1]), now - self._clock, result)
             self._clock = now
             last = step == self.training.total_steps
-            save = last or step % self.config.output.checkpointing_steps == 0 or stop.signal is not None
-            draw = bool(every) and (last or step % every == 0) and stop.signal is None
+            stopping = self._is_stopping(stop)
+            save = last or step % self.config.output.checkpointing_steps == 0 or stopping
+            draw = bool(every) and (last or step % every == 0) and not stopping
             if save or draw:
                 self._finish(pending)
                 pending = None
@@ -111,8 +120,17 @@ class Trainer:
                 self._save()
             if draw:
                 self._validate(step)
-            if stop.signal:
-                return
+            if stopping:
+                return not last
+        return False
+
+    def _is_stopping(self, stop: StopRequest) -> bool:
+        """Whether to stop after this step. Several ranks stop after the same one: when all have read it in a result."""
+        if self.runtime.world_size == 1:
+            return stop.signal is not None
+        if stop.signal:
+            self.training.step.ask_to_stop()
+        return self._stop_agreed
 
     def _results(self) -> Iterator[Tensor]:
         """The step's result for every micro-batch, in order."""
@@ -122,19 +140,21 @@ class Trainer:
             for _ in range(len(self.source)):
                 yield sunk()
             return
-        compiled = False
-        for batch in prefetch(self.source, data.dataloader_num_workers):
+        compiled = set()
+        for i, batch in enumerate(prefetch(self.source, data.dataloader_num_workers)):
             inputs = [Tensor(np.asarray(column)) for column in batch]
-            if not compiled:
-                with stage("Compiling the training step"):
+            if (size := self.source.size(i)) not in compiled:
+                several = len(self.source.dataset.sizes) > 1
+                with stage("Compiling the training step" + (f" for {size[1]} x {size[0]}" if several else "")):
                     self.training.step.compile(*inputs)
-                compiled = True
+                compiled.add(size)
                 self._clock = time.monotonic()
             yield self.training.step(*inputs)
 
     def _finish(self, pending: Pending) -> None:
         """Fetch a step's numbers and tell them; stop the run if too many steps in a row were skipped."""
-        loss, norm, applied, scale = (float(value) for value in pending.result.asnumpy())
+        loss, norm, applied, scale, stop_asked = (float(value) for value in pending.result.asnumpy())
+        self._stop_agreed = stop_asked > 0
         progress = self.progress
         progress.step = pending.step
         progress.skipped += not applied
@@ -157,7 +177,8 @@ class Trainer:
             raise TrainingFailed(
                 f"{limit} steps in a row had gradients that are not finite; stopped at step {pending.step}. "
                 "Likely causes: a learning rate that is too high, fp16 (try bf16), or damaged pictures or weights. "
-                f"The last good checkpoint: {self.last_checkpoint or 'none'}"
+                f"The last good checkpoint: {self.last_checkpoint or 'none'}",
+                everywhere=True,
             )
 
     # --- what happens beside the steps ---
@@ -170,9 +191,10 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
+        self._demand_equal_ranks(f"at step {self.progress.step}")
         if self.runtime.is_main:
             try:
-                files = state.to_files(self.training, self.config, self.progress, self._about())
+                files = state.to_files(self.training, self.config, self.progress, self._about(), self.facts())
                 self.reporter.flush()
                 self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
                 if self.config.output.checkpoints_total_limit:
@@ -188,6 +210,18 @@ class Trainer:
         self.runtime.barrier()
         self._clock = time.monotonic()
 
+    def _demand_equal_ranks(self, when: str) -> None:
+        if self.runtime.world_size == 1:
+            return
+        about = {"step": str(self.progress.step).encode()}
+        about |= {name: value.encode() for name, value in self.fingerprints.items()}
+        if different := self.runtime.differing(state.contents(self.training) | about):
+            raise TrainingFailed(
+                f"{when} the cards differ from rank 0 in: {'; '.join(different)}. They must be bitwise equal, so this "
+                f"run cannot be trusted any more. The last good checkpoint: {self.last_checkpoint or 'none'}",
+                everywhere=True,
+            )
+
     def _save_final(self) -> None:
         if not self.runtime.is_main:
             return
@@ -195,7 +229,7 @@ class Trainer:
         weights = lora.to_state_dict(self.training.transformer, self.config.lora)
         path = self.output / export.FILE_NAME
         try:
-            write_file(path, export.lora_file(weights, self.config, steps=self.progress.step, precision=precision))
+            write_file(path, export.lora_file(weights, self.config, self.facts(), precision))
         except OSError as problem:
             raise TrainingFailed(
                 f"{path} could not be written: {problem}. Kept: {self.last_checkpoint or 'no checkpoint'}"
@@ -207,6 +241,8 @@ class Trainer:
         if self.runtime.is_main:
             say(f"Stopped after step {self.progress.step}; saved as {self.last_checkpoint}. To go on:")
             say("  " + resume_command(sys.argv))
+        # the launcher ends all processes as soon as one has ended: not before the first has told everything
+        self.runtime.barrier()
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -215,6 +251,11 @@ class Trainer:
             "world_size": self.runtime.world_size,
             "versions": {"flux_db": __version__, "mindspore": ms.__version__},
         }
+
+    def facts(self) -> export.Facts:
+        pictures = {sample.picture.digest for sample in self.source.dataset.samples}
+        batch = self.training.dealing.global_batch
+        return export.Facts(steps=self.progress.step, pictures=len(pictures), global_batch=batch)
 
     def _note(self, status: str, message: str | None = None) -> None:
         if self.runtime.is_main:
@@ -225,20 +266,6 @@ class Trainer:
                 last_good_checkpoint=str(self.last_checkpoint) if self.last_checkpoint else None,
                 message=message,
             )
-
-
-def resume_command(argv: list[str]) -> str:
-    """The command line of this run, with the flag that makes it go on."""
-    kept = []
-    skip = False
-    for word in argv:
-        if skip:
-            skip = False
-        elif word == "--resume_from_checkpoint":
-            skip = True
-        elif not word.startswith("--resume_from_checkpoint="):
-            kept.append(word)
-    return shlex.join(["python", *kept, "--resume_from_checkpoint", "latest"])
 
 
 def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -> checkpoint.Checkpoint | None:

@@ -140,7 +140,7 @@ AWKWARD = [
     ("orphan.txt", text, IGNORED, ""),
     ("Thumbs.db", text, IGNORED, ""),
     ("no_extension", text, IGNORED, ""),
-    ("dog_a.mask.png", textured, None, ""),
+    ("dog_a.mask.png", textured, REFUSED, "is not the shape of its picture"),
 ]
 
 

@@ -4,15 +4,12 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load
 from world import lora_bytes, metrics, without_time
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,30 +137,6 @@ def test_killed_and_resumed(tmp_path):
 
     result = crash_test(tmp_path, kills=3)
     assert result.ok, result
-
-
-def test_two_processes_train_the_same_run_as_one(world, calm, tmp_path):
-    """Under msrun, each process with half of the batch: the global stream is the same, and so is the result."""
-    single = world.settings(tmp_path / "one", **QUICK | {"max_train_steps": 5, "train_batch_size": 4})
-    double = single | {"output_dir": tmp_path / "two", "train_batch_size": 2, "distributed": True}
-    assert run(single).returncode == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [
-        str(Path(sys.executable).parent / "msrun"), "--worker_num=2", "--local_worker_num=2", "--join=True",
-        "--master_addr=127.0.0.1", f"--master_port={port}", f"--log_dir={tmp_path / 'logs'}", "--cluster_time_out=60",
-    ]  # fmt: skip
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        [*launcher, *words(double)[1:]], capture_output=True, text=True, timeout=300, check=False,
-        env=os.environ | {"PATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    one, two = load(lora_bytes(tmp_path / "one")), load(lora_bytes(tmp_path / "two"))
-    assert max(np.abs(one[name] - two[name]).max() for name in one) < 1e-5
-    losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("one", "two")]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_no_network_is_needed(world, tmp_path):

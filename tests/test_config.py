@@ -36,6 +36,7 @@ instance_data_dir instance_prompt class_data_dir class_prompt with_prior_preserv
 dataset_name dataset_config_name image_column caption_column trigger_word alpha_background
 max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
 dataloader_num_workers enable_mindspore_data_sink
+aspect_ratio_buckets max_buckets cache_crops mask_dir alpha_mask unmasked_weight caption_dropout
 rank lora_rank lora_alpha lora_dropout lora_layers
 guidance_scale weighting_scheme logit_mean logit_std mode_scale
 train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
@@ -46,7 +47,8 @@ validation_guidance
 output_dir dry_run
 seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
 upcast_before_saving report_to logging_dir
-device mixed_precision gradient_checkpointing jit_level distributed
+push_to_hub hub_model_id hub_private
+device mixed_precision gradient_checkpointing jit_level distributed shard_base
 """
 FLAGS = FLAG_NAMES.split()
 
@@ -199,8 +201,10 @@ def test_every_config_in_the_repository_is_sound_and_names_its_own_command(file)
     assert f"--config configs/{file.name}" in file.read_text(encoding="utf-8")
 
 
-def test_the_four_configs_are_there():
-    assert [file.stem for file in CONFIGS] == ["demo_cpu", "flux_dev_64gb", "flux_dev_64gb_prior", "flux_dev_8cards"]
+def test_the_configs_of_the_readme_are_there():
+    assert [file.stem for file in CONFIGS] == [
+        "demo_cpu", "flux_dev_32gb_8cards", "flux_dev_64gb", "flux_dev_64gb_prior", "flux_dev_8cards",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -426,6 +430,42 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             ["--device=CPU", "--enable_mindspore_data_sink"],
             "--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU",
         ),
+        (["--caption_dropout=1.5"], "--caption_dropout 1.5: must be from 0 to 1"),
+        (["--unmasked_weight=-0.1"], "--unmasked_weight -0.1: must be from 0 to 1"),
+        (["--max_buckets=0"], "--max_buckets 0: must be at least 1"),
+        (
+            ["--cache_crops=2", "--center_crop"],
+            "--cache_crops 2: --center_crop has only one; leave one of them out",
+        ),
+        (
+            ["--cache_crops=2", "--no-cache_latents"],
+            "--cache_crops 2: --no-cache_latents crops anew for every sample; leave one of them out",
+        ),
+        (
+            ["--mask_dir=./pictures/masks"],
+            "--mask_dir ./pictures/masks: lies in --instance_data_dir, where every picture is trained on; move it out",
+        ),
+        (
+            ["--aspect_ratio_buckets=5x7"],
+            '--aspect_ratio_buckets: "5x7" is not height,width; write auto alone, or sizes such as "512,768;768,512"',
+        ),
+        (
+            ["--aspect_ratio_buckets=512,500"],
+            "--aspect_ratio_buckets: 512,500: both sides must be multiples of 16",
+        ),
+        (
+            ["--aspect_ratio_buckets=672,1568"],
+            "--aspect_ratio_buckets: 672,1568 has the area of about 1024 x 1024; give --resolution 1024 with it",
+        ),
+        (["--aspect_ratio_buckets=512,512; 512, 512"], "--aspect_ratio_buckets: 512,512 is given twice"),
+        (
+            ["--aspect_ratio_buckets=512,512;480,544", "--max_buckets=1"],
+            "--aspect_ratio_buckets: 2 sizes, each a graph to compile; name fewer, or allow them by --max_buckets",
+        ),
+        (
+            ["--aspect_ratio_buckets=auto", "--enable_mindspore_data_sink"],
+            "--enable_mindspore_data_sink: takes batches of one size only; leave it or --aspect_ratio_buckets out",
+        ),
         (["--allow_changed=rank,sed"], "--allow_changed sed: no such setting; did you mean seed?"),
     ],
 )
@@ -439,6 +479,7 @@ def test_values_that_cannot_be_meant(flags, problem):
         ["--lr_scheduler=constant_with_warmup", "--lr_warmup_steps=8", "--max_train_steps=8"],
         ["--mixed_precision=bf16", "--enable_mindspore_data_sink", "--device=Ascend"],
         ["--mixed_precision=fp16", "--device=CPU", "--dataloader_num_workers=0"],
+        ["--aspect_ratio_buckets=512,512;480,544;", "--max_buckets=2", "--caption_dropout=1", "--unmasked_weight=0"],
         ["--mode_scale=-1", "--lora_dropout=0", "--adam_beta1=0", "--max_sequence_length=1", "--resolution=16"],
     ],
 )
@@ -564,6 +605,12 @@ def test_the_resolution_is_held_against_the_models_own_vae(folders):
     assert file_problems("--resolution", "48") == [
         "--pretrained_model_name_or_path model: its VAE needs a multiple of 32, not --resolution 48"
     ]
+    assert file_problems("--resolution", "64", "--aspect_ratio_buckets", "32,128;64,64") == []
+    for sizes in ("auto", "64,48"):
+        assert file_problems("--resolution", "64", "--aspect_ratio_buckets", sizes) == [
+            "--pretrained_model_name_or_path model: its VAE needs multiples of 32; name such sizes with"
+            " --aspect_ratio_buckets"
+        ]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flux_db.__main__ import COMMANDS
 from flux_db.cli import parse_config, read_flags
 from flux_db.preflight import check
 
@@ -25,14 +26,16 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-errors console atomic stream flow cpu_ops likeness
-config captions lock interrupt changes run_state checkpoint tiny_model
-preflight images hf_dataset runtime optim export report demo_pictures golden
-cli dataset contact_sheet models lora train_step
-plan encode sample build
-check batches validate state prior selftest
-prepare trainer
-pipeline __main__
+errors console atomic stream buckets flow cpu_ops likeness lora_names base_model
+config captions order lock interrupt changes run_state checkpoint tiny_model worker_logs weight_file hub_token
+preflight images hf_dataset runtime optim report demo_pictures golden lora_file
+masks
+cli dataset contact_sheet models lora sharding train_step export lora_convert hub
+plan encode sample build launch lora_info card fuse
+check batches validate state prior selftest generate_flags
+prepare trainer generate
+pipeline lora_commands
+__main__
 train_dreambooth_lora_flux
 """
 ROW = {name: number for number, row in enumerate(ROWS.strip().splitlines()) for name in row.split()}
@@ -166,6 +169,11 @@ def test_readme_command_names_files_that_exist(words):
     assert not [word for word in named if not (ROOT / word).is_file()]
 
 
+def test_readme_names_commands_that_exist():
+    named = {words[3] for words in commands() if words[:3] == ["python", "-m", "flux_db"]}
+    assert {"generate", "export", "info", "fuse", "push"} <= named <= set(COMMANDS)
+
+
 def test_readme_names_exactly_the_configs_there_are():
     named = set(re.findall(r"configs/\w+\.yaml", README))
     assert named == {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
@@ -174,6 +182,8 @@ def test_readme_names_exactly_the_configs_there_are():
 def test_readme_flags_exist():
     known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {"config", "help"}
     elsewhere = {"size", "seed", "big-t5", "interop", "kills"}  # flux_db's commands and scripts
+    elsewhere |= {"hub_token"}  # taken from the command line before it is parsed
+    elsewhere |= {"model", "lora", "prompt", "num", "format", "scale"}  # generate, export, fuse
     elsewhere |= {"worker_num", "local_worker_num", "master_port", "log_dir", "join"}  # msrun
     named = {name.removeprefix("no-") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)}
     assert not named - known - elsewhere

@@ -86,7 +86,9 @@ def loss_in_numpy(settings, values, answer, weight_of):
     target = values["noise"].astype(np.float64) - x_0
     b, c, h, w = target.shape
     target = target.reshape(b, c, h // 2, 2, w // 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
-    errors = ((answer - target) ** 2).reshape(b, -1).mean(1) * weight_of(sigma.ravel())
+    mask = np.broadcast_to(values.get("mask", np.ones((b, 1, h, w))).astype(np.float64), (b, c, h, w))
+    mask = mask.reshape(b, c, h // 2, 2, w // 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
+    errors = (mask * (answer - target) ** 2).reshape(b, -1).mean(1) * weight_of(sigma.ravel())
     if settings.prior_loss_weight is None:
         return errors.mean()
     half = b // 2
@@ -94,15 +96,17 @@ def loss_in_numpy(settings, values, answer, weight_of):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "weight_of", "prior"),
+    ("scheme", "weight_of", "prior", "masked"),
     [
-        ("sigma_sqrt", lambda s: s**-2.0, 0.7),
-        ("cosmap", lambda s: 2 / (np.pi * (1 - 2 * s + 2 * s * s)), None),
+        ("sigma_sqrt", lambda s: s**-2.0, 0.7, False),
+        ("cosmap", lambda s: 2 / (np.pi * (1 - 2 * s + 2 * s * s)), None, True),
     ],
 )
-def test_loss_is_the_formula(cpu, world, tmp_path, scheme, weight_of, prior):
+def test_loss_is_the_formula(cpu, world, tmp_path, scheme, weight_of, prior, masked):
     transformer, settings, optimizer, _ = make(cpu, world, tmp_path, scheme=scheme, prior_loss_weight=prior)
     values = inputs(48, 32)
+    if masked:
+        values["mask"] = np.random.default_rng(5).random((ROWS, 1, SIDE, SIDE)).astype(np.float32)
     expected = loss_in_numpy(settings, values, velocity(transformer, settings, values), weight_of)
     step = TrainStepForFluxDevDB(transformer, optimizer, settings).set_train(True)
     loss, norm, applied, scale = call(step, values)

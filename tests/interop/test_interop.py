@@ -13,11 +13,12 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from world import PROMPT, metrics, train
 
-from flux_db import batches, build, encode, flow, golden, lora, models
+from flux_db import batches, build, encode, flow, golden, lora, lora_convert, lora_file, models
 from flux_db.config import to_flat_dict
 from flux_db.prepare import prepare
 from flux_db.sample import Request, Sampler, SampleSettings
 from flux_db.stream import Dealing, Purpose, generator
+from flux_db.weight_file import to_bytes
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
@@ -169,6 +170,70 @@ def answer(transformer, settings):
         txt_ids=Tensor(np.zeros((golden.TOKENS, 3), np.float32)),
         img_ids=Tensor(flow.image_position_ids(golden.SIDE, golden.SIDE)),
     )[0].asnumpy()
+
+
+BLOCK_LAYERS = {  # outputs and inputs in widths of FLUX.1
+    **{
+        f"transformer_blocks.18.attn.{n}": (1, 1)
+        for n in ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj")
+    },
+    "transformer_blocks.18.attn.to_out.0": (1, 1),
+    "transformer_blocks.18.attn.to_add_out": (1, 1),
+    "transformer_blocks.18.ff.net.0.proj": (4, 1),
+    "transformer_blocks.18.ff_context.net.2": (1, 4),
+    "transformer_blocks.18.norm1.linear": (6, 1),
+    **{f"single_transformer_blocks.{i}.attn.{n}": (1, 1) for i in (0, 37) for n in ("to_q", "to_k", "to_v")},
+    "single_transformer_blocks.37.proj_mlp": (4, 1),
+    "single_transformer_blocks.37.proj_out": (1, 5),
+    "single_transformer_blocks.37.norm.linear": (3, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def wide_lora(tmp_path_factory):
+    """A LoRA of FLUX.1's own width, because diffusers' reader of kohya files knows no other; alpha is not the rank."""
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for module, (outputs, inputs) in BLOCK_LAYERS.items():
+        tensors[f"transformer.{module}.lora_A.weight"] = rng.standard_normal((4, 3072 * inputs), np.float32) / 4
+        tensors[f"transformer.{module}.lora_B.weight"] = rng.standard_normal((3072 * outputs, 4), np.float32) / 4
+        tensors[f"transformer.{module}.alpha"] = np.array(10.0, np.float32)
+    path = tmp_path_factory.mktemp("wide") / "diffusers.safetensors"
+    path.write_bytes(to_bytes(tensors, {"format": "pt"}))
+    return path
+
+
+@pytest.mark.parametrize("format_", ["diffusers", "kohya", "comfyui"])
+def test_diffusers_and_mindone_read_the_same_from_every_format(cpu, wide_lora, tmp_path, format_):
+    file = tmp_path / f"{format_}.safetensors"
+    file.write_bytes(to_bytes(*lora_convert.convert(lora_file.read(wide_lora), format_)))
+    x = np.random.default_rng(1).standard_normal(5 * 3072, np.float32)
+    there, facts = ask_torch("apply_lora", "-", tmp_path, {"x": x}, lora=str(file))
+    assert facts["remarks"] == []
+    here = apply_with_mindone(file, x)
+    layers = lora_file.read(wide_lora).layers
+    # block 0 has no LoRA on proj_mlp: a reader of the fused layer gives it one that adds nothing
+    extra = set() if format_ == "diffusers" else {"single_transformer_blocks.0.proj_mlp"}
+    for answers in (there, here):
+        assert set(answers) == set(layers) | extra
+        assert all(not answers[name].any() for name in extra)
+        for name, layer in layers.items():
+            wanted = layer.scale * (layer.up @ (layer.down @ x[: layer.down.shape[1]]))
+            assert np.abs(answers[name] - wanted).max() <= 1e-5 * np.abs(wanted).max(), name
+
+
+def apply_with_mindone(file, x):
+    from mindone.diffusers import FluxPipeline
+
+    state, alphas = FluxPipeline.lora_state_dict(str(file.parent), weight_name=file.name, return_alphas=True)
+    answers = {}
+    for key, down in state.items():
+        if key.endswith(".lora_A.weight"):
+            module = key.removeprefix("transformer.").removesuffix(".lora_A.weight")
+            low, high = down.asnumpy(), state[key.replace("lora_A", "lora_B")].asnumpy()
+            scale = float(alphas[f"transformer.{module}.alpha"]) / low.shape[0] if alphas else 1.0
+            answers[module] = scale * (high @ (low @ x[: low.shape[1]]))
+    return answers
 
 
 def test_reference_files_are_made_again_byte_for_byte(tmp_path):

@@ -70,6 +70,22 @@ def make_lora(model: Path, _: dict, settings: dict) -> tuple[dict, dict]:
         return {"answer": trainee.predict(golden.batch(0), golden.GUIDANCE)[0].numpy()}, {}
 
 
+def apply_lora(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
+    """What each layer of a LoRA file, as diffusers reads it, makes of the given input: B A x alpha / rank."""
+    remarks = Remarks()
+    file = Path(settings["lora"])
+    state, alphas = FluxPipeline.lora_state_dict(file.parent, weight_name=file.name, return_alphas=True)
+    answers = {}
+    for key, down in state.items():
+        if key.endswith(".lora_A.weight"):
+            module = key.removeprefix("transformer.").removesuffix(".lora_A.weight")
+            x = torch.from_numpy(arrays["x"][: down.shape[1]])
+            y = state[key.replace("lora_A", "lora_B")].float() @ (down.float() @ x)
+            scale = float(alphas[f"transformer.{module}.alpha"]) / down.shape[0] if alphas else 1.0
+            answers[module] = (scale * y).numpy()
+    return answers, {"remarks": remarks.texts}
+
+
 def train(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
     """The given batches from the given start."""
     trainee = reference.Trainee(model)
@@ -89,9 +105,8 @@ def main(command: str, model: str, inputs: str, outputs: str) -> None:
     reference.start()
     with safe_open(inputs, "numpy") as file:
         settings = json.loads(file.metadata()["settings"])
-    results, facts = {"draw": draw, "make_lora": make_lora, "train": train}[command](
-        Path(model), load_file(inputs), settings
-    )
+    commands = {"draw": draw, "make_lora": make_lora, "apply_lora": apply_lora, "train": train}
+    results, facts = commands[command](Path(model), load_file(inputs), settings)
     save_file({name: np.ascontiguousarray(v) for name, v in results.items()}, outputs, {"facts": json.dumps(facts)})
 
 

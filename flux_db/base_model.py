@@ -1,0 +1,69 @@
+"""What the base model is called and how it is licensed, told without naming a path of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+_FLUX = "https://huggingface.co/black-forest-labs"
+DEV, SCHNELL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"
+
+
+class Licence(NamedTuple):
+    """The fields of a model card; name and link belong to the identifier `other`."""
+
+    license: str
+    license_name: str | None = None
+    license_link: str | None = None
+
+
+LICENCES = {
+    DEV: Licence("other", "flux-1-dev-non-commercial-license", f"{_FLUX}/FLUX.1-dev/blob/main/LICENSE.md"),
+    SCHNELL: Licence("apache-2.0"),
+}
+
+
+def base_model_name(name_or_path: str) -> str:
+    """The model's name on the hub where it can be known, otherwise the name of its folder; never a path."""
+    if not os.path.isdir(name_or_path) and HUB_NAME.fullmatch(name_or_path):
+        return name_or_path
+    folder = Path(name_or_path).absolute()
+    if match := re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{folder.as_posix()}/"):
+        return f"{match[1]}/{match[2]}"  # the hub's own download folder
+    for known in LICENCES:
+        if folder.name.lower() == known.split("/")[1].lower():
+            return known
+    told = _told_name(folder)
+    return told if told and HUB_NAME.fullmatch(told) and not os.path.exists(told) else folder.name
+
+
+def is_hub_name(name: str) -> bool:
+    return HUB_NAME.fullmatch(name) is not None
+
+
+def licence(name_or_path: str) -> Licence:
+    """The base model's licence: of FLUX.1 itself, or as the model's own card says; otherwise `other`."""
+    name = base_model_name(name_or_path)
+    if name in LICENCES:
+        return LICENCES[name]
+    try:
+        text = Path(name_or_path, "README.md").read_text(encoding="utf-8")
+        header = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
+        found = [header.get(field) for field in Licence._fields]
+    except (OSError, ValueError, IndexError, AttributeError, yaml.YAMLError):
+        return Licence("other")
+    return Licence(*(str(value) if value else None for value in found)) if found[0] else Licence("other")
+
+
+def _told_name(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_name_or_path"))
+    except (OSError, ValueError, AttributeError):
+        return None

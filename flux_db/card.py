@@ -1,0 +1,158 @@
+"""The model card: README.md beside the LoRA file, with the header that the Hugging Face hub reads. No local paths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flux_db import __version__, export
+from flux_db.atomic import write_file
+from flux_db.base_model import base_model_name, is_hub_name, licence
+from flux_db.config import Config
+from flux_db.console import say
+from flux_db.hub import last_round
+
+FILE_NAME = "README.md"
+# By it a card is known as this program's own, which a later run may replace.
+MARK = "<!-- written by flux-db; remove this line to keep your own version -->"
+
+TAGS = ["text-to-image", "diffusers", "lora", "flux", "dreambooth", "mindspore", "template:sd-lora"]
+
+
+def write_card(config: Config, facts: export.Facts) -> None:
+    """Write the card; one that was written by somebody else stays."""
+    path = Path(config.output.output_dir, FILE_NAME)
+    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+        say(f"{path} was not written by this program and stays as it is")
+        return
+    try:
+        write_file(path, card(config, facts).encode())
+    except OSError as problem:  # the LoRA is safe, and the upload need not fail for this
+        say(f"warning: {path} could not be written: {problem}")
+
+
+def card(config: Config, facts: export.Facts) -> str:
+    samples = last_samples(config)
+    parts = [
+        f"---\n{yaml.safe_dump(header(config, samples), sort_keys=False, allow_unicode=True)}---\n{MARK}",
+        f"# FLUX.1 LoRA: {_plain(export.trigger_word(config) or config.data.instance_prompt)}",
+        _introduction(config, facts),
+        _pictures(config, samples),
+        _usage(config),
+        _settings(config, facts),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
+    """What the hub reads from the card."""
+    model = config.model.pretrained_model_name_or_path
+    name = base_model_name(model)
+    known = {"base_model": name, "base_model_relation": "adapter"} if is_hub_name(name) else {}
+    told = {field: value for field, value in licence(model)._asdict().items() if value}
+    fields: dict[str, Any] = {
+        **known,
+        "library_name": "diffusers",
+        "pipeline_tag": "text-to-image",
+        **told,
+        "instance_prompt": export.trigger_word(config) or config.data.instance_prompt,
+        "tags": TAGS,
+    }
+    if samples:
+        fields["widget"] = [{"text": text, "output": {"url": url}} for url, text in samples]
+    return fields
+
+
+def last_samples(config: Config) -> list[tuple[str, str]]:
+    """(path inside the output folder, prompt) of the last round of sample pictures."""
+    output = Path(config.output.output_dir)
+    last = last_round(output)
+    pictures = sorted(last.glob("*.png")) if last else []
+    prompts = config.validation.validation_prompt
+    each = len(pictures) // len(prompts) if prompts and len(pictures) % len(prompts) == 0 else 0
+    texts = [prompt for prompt in prompts for _ in range(each)] or [config.data.instance_prompt] * len(pictures)
+    return [(path.relative_to(output).as_posix(), text) for path, text in zip(pictures, texts, strict=True)]
+
+
+def _introduction(config: Config, facts: export.Facts) -> str:
+    name = base_model_name(config.model.pretrained_model_name_or_path)
+    base = f"[{name}](https://huggingface.co/{name})" if is_hub_name(name) else f"the FLUX.1 model `{name}`"
+    trigger = export.trigger_word(config)
+    call = f"Its trigger is `{_plain(trigger)}`. It" if trigger else "It"
+    return (
+        f"A DreamBooth LoRA for {base}, trained with MindSpore: {facts.steps} steps on {facts.pictures} pictures.\n\n"
+        f"{call} was trained with the prompt `{_plain(config.data.instance_prompt)}`: use its words in yours."
+    )
+
+
+def _pictures(config: Config, samples: list[tuple[str, str]]) -> str:
+    if not samples:
+        return ""
+    lines = ["## Samples", ""]
+    if Path(config.output.output_dir, "samples/grid.png").exists():
+        lines += ["![All samples, from the first step (top) to the last](samples/grid.png)", ""]
+    lines += [f"- `{_plain(text)}`" for text in dict.fromkeys(text for _, text in samples)]
+    return "\n".join(lines)
+
+
+def _usage(config: Config) -> str:
+    name = base_model_name(config.model.pretrained_model_name_or_path)
+    base = json.dumps(name if is_hub_name(name) else "path/to/the/base/model")
+    lora = json.dumps(config.hub.hub_model_id or "path/to/this/folder")
+    prompt = json.dumps(config.data.instance_prompt, ensure_ascii=False)
+    file = json.dumps(export.FILE_NAME)
+    steps, guidance = config.validation.validation_inference_steps, config.validation.validation_guidance
+    draw = f"image = pipe({prompt}, num_inference_steps={steps}, guidance_scale={guidance:g})"
+    return f"""## Use it
+
+In mindone:
+
+```python
+import mindspore as ms
+from mindone.diffusers import FluxPipeline
+
+pipe = FluxPipeline.from_pretrained({base}, mindspore_dtype=ms.bfloat16)
+pipe.load_lora_weights({lora}, weight_name={file})
+{draw}[0][0]
+```
+
+In diffusers:
+
+```python
+import torch
+from diffusers import FluxPipeline
+
+pipe = FluxPipeline.from_pretrained({base}, torch_dtype=torch.bfloat16).to("cuda")
+pipe.load_lora_weights({lora}, weight_name={file})
+{draw}.images[0]
+```
+
+In ComfyUI: put `{export.FILE_NAME}` into `models/loras` and choose it in the node "Load LoRA"."""
+
+
+def _settings(config: Config, facts: export.Facts) -> str:
+    optim, data = config.optim, config.data
+    rows = {
+        "Rank, alpha": f"{config.lora.rank}, {config.lora.alpha:g}",
+        "Layers": ", ".join(f"`{_plain(layer)}`" for layer in config.lora.layers),
+        "Steps": facts.steps,
+        "Pictures": facts.pictures,
+        "Pictures per step": facts.global_batch,
+        "Resolution": data.resolution,
+        "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}",
+        "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
+        "Loss": f"weighting scheme {config.loss.weighting_scheme}, guidance {config.loss.guidance_scale:g}",
+        "Precision": config.runtime.mixed_precision,
+        "Seed": config.output.seed,
+        "Made with": f"flux-db {__version__}; settings `{export.settings_hash(config, facts.global_batch)}`",
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["## Settings", "", "| Setting | Value |", "|---|---|", *lines])
+
+
+def _plain(text: str) -> str:
+    """Text for one line of Markdown, between backticks or in a table."""
+    return " ".join(text.split()).replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")")

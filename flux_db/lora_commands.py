@@ -1,0 +1,114 @@
+"""`python -m flux_db` commands around finished LoRA files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from flux_db.atomic import write_file
+from flux_db.errors import UserError
+
+
+def export(argv: list[str]) -> None:
+    """Convert a LoRA file to the format of another program."""
+    from flux_db import lora_convert, lora_file
+    from flux_db.weight_file import to_bytes
+
+    parser = argparse.ArgumentParser(prog="python -m flux_db export", description=export.__doc__)
+    parser.add_argument("lora", help="LoRA file of diffusers, peft, kohya, ComfyUI or OneTrainer; or its folder")
+    parser.add_argument("--format", required=True, choices=["diffusers", "kohya", "comfyui"], help="what to write")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="file to write")
+    arguments = parser.parse_args(argv)
+    source = lora_file.read(arguments.lora)
+    output = _new_file(arguments.output)
+    write_file(output, to_bytes(*lora_convert.convert(source, arguments.format)))
+    print(output)
+
+
+def info(argv: list[str]) -> None:
+    """Tell what a LoRA file is: format, rank, alpha, layers, strength, metadata."""
+    from flux_db import lora_info
+
+    parser = argparse.ArgumentParser(prog="python -m flux_db info", description=info.__doc__)
+    parser.add_argument("lora", help="LoRA file, or its folder")
+    print(lora_info.describe(parser.parse_args(argv).lora))
+
+
+def fuse(argv: list[str]) -> None:
+    """Write a model folder with a LoRA merged into its transformer."""
+    from flux_db import fuse as merging
+
+    parser = argparse.ArgumentParser(
+        prog="python -m flux_db fuse",
+        description=f"{fuse.__doc__} The weights keep their type and files; parts that do not change are hard links to "
+        "the model's files where that is possible.",
+    )
+    parser.add_argument("model", type=Path, help="folder of a FLUX.1 model in diffusers layout")
+    parser.add_argument("lora", type=Path, help="LoRA file of any format, or its folder")
+    parser.add_argument("--scale", type=float, default=1.0, help="strength of the LoRA (default: 1)")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    arguments = parser.parse_args(argv)
+    if not arguments.model.is_dir():
+        raise UserError(f"{arguments.model}: no such folder; give the folder of a FLUX.1 model")
+    merging.fuse(arguments.model, [merging.Weighted(arguments.lora, arguments.scale)], arguments.output)
+    print(arguments.output)
+
+
+def generate(argv: list[str]) -> None:
+    """Draw pictures with a FLUX.1 model and any number of LoRAs."""
+    from flux_db import generate_flags
+
+    order = generate_flags.read(argv)
+    from flux_db import generate as drawing
+
+    print(drawing.run(order, argv))
+
+
+def encode_prompts(argv: list[str]) -> None:
+    """Encode prompts into the cache; takes the flags of generate, which starts it."""
+    from flux_db import generate_flags
+
+    order = generate_flags.read(argv)
+    from flux_db import generate as drawing
+
+    drawing.encode_prompts(order)
+
+
+def push(argv: list[str]) -> None:
+    """Upload a finished run to the Hugging Face hub, as --push_to_hub does after training."""
+    from flux_db import hub
+
+    parser = argparse.ArgumentParser(
+        prog="python -m flux_db push",
+        description=f"{push.__doc__} The token is that of hf auth login, or HF_TOKEN.",
+    )
+    parser.add_argument("folder", type=Path, help="--output_dir of the run")
+    parser.add_argument("--hub_model_id", required=True, metavar="OWNER/NAME", help="where to upload to")
+    parser.add_argument("--hub_private", action=argparse.BooleanOptionalAction, default=True, help="default: private")
+    arguments = parser.parse_args(argv)
+    output = hub.find_run(arguments.folder)
+    try:
+        print(hub.push(output, arguments.hub_model_id, private=arguments.hub_private))
+    except hub.PushFailed as problem:
+        raise UserError(f"the upload failed: {problem}") from problem
+
+
+def _new_file(path: Path) -> Path:
+    if path.is_dir():
+        raise UserError(f"-o {path}: is a folder; give the name of a file")
+    if path.exists():
+        raise UserError(f"-o {path}: exists already; remove it first, or choose another name")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"-o {path}: there is no folder {path.parent}; make it first")
+    return path
+
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
+    "generate": generate,
+    "encode-prompts": encode_prompts,
+    "info": info,
+    "export": export,
+    "fuse": fuse,
+    "push": push,
+}

@@ -1,0 +1,206 @@
+"""LoRA files from one format to another and back, without loss.
+
+A fused layer (kohya, ComfyUI) that stands for three LoRAs of rank r is one LoRA of rank 3r: the down matrices one
+below the other, the up matrices on the diagonal. What a format cannot hold (ranks and alphas of the parts) is noted in
+the metadata, so that the way back gives the same tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from flux_db import lora_names
+from flux_db.errors import UserError
+from flux_db.lora_file import ADAPTER_METADATA, Layer, LoraFile
+from flux_db.weight_file import DTYPES
+
+Format = Literal["diffusers", "kohya", "comfyui"]
+FUSED: tuple[Format, ...] = ("kohya", "comfyui")
+
+# Metadata: how the file looked in the other world. {"layers": {name: [rank, alpha, type of alpha]}, "metadata": {}}
+NOTE_OF_PARTS, NOTE_OF_FUSED = "flux_db_parts", "flux_db_fused"
+
+Layers = dict[str, Layer]
+
+
+def convert(file: LoraFile, format_: Format) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """(tensors, metadata) of the file in another format."""
+    layers, metadata = dict(file.only_flux().layers), dict(file.metadata)
+    if file.is_fused != (format_ in FUSED):
+        mine, theirs = (NOTE_OF_FUSED, NOTE_OF_PARTS) if file.is_fused else (NOTE_OF_PARTS, NOTE_OF_FUSED)
+        note = _read_note(metadata.pop(theirs, None))
+        hidden = {ADAPTER_METADATA: metadata.pop(ADAPTER_METADATA)} if ADAPTER_METADATA in metadata else {}
+        metadata |= note["metadata"]
+        if not note["layers"]:  # a file that was converted before is on its way back: nothing new to remember
+            metadata[mine] = json.dumps({"layers": _describe(layers), "metadata": hidden}, sort_keys=True)
+        layers = (split if file.is_fused else fuse)(layers, note["layers"])
+    return name_tensors(layers, format_, told_in_metadata=ADAPTER_METADATA in metadata), {"format": "pt", **metadata}
+
+
+def parts(file: LoraFile) -> Layers:
+    """The layers by diffusers' names, whatever the file's format."""
+    layers = file.only_flux().layers
+    return split(layers, _read_note(file.metadata.get(NOTE_OF_PARTS))["layers"]) if file.is_fused else dict(layers)
+
+
+def name_tensors(layers: Layers, format_: Format, *, told_in_metadata: bool = False) -> dict[str, np.ndarray]:
+    """The tensors under a format's names. If alpha matters in one layer it is written for all: diffusers wants that."""
+    tensors = {}
+    needs_alpha = not told_in_metadata and any(layer.alpha != layer.rank for layer in layers.values())
+    for name, layer in layers.items():
+        module = {
+            "diffusers": f"transformer.{name}",
+            "kohya": f"lora_unet_{name.replace('.', '_')}",
+            "comfyui": f"diffusion_model.{name}",
+        }[format_]
+        down, up = ("lora_down", "lora_up") if format_ in FUSED else ("lora_A", "lora_B")
+        tensors[f"{module}.{down}.weight"] = np.ascontiguousarray(layer.down)
+        tensors[f"{module}.{up}.weight"] = np.ascontiguousarray(layer.up)
+        if layer.alpha_dtype or needs_alpha:
+            tensors[f"{module}.alpha"] = np.array(layer.alpha, DTYPES[layer.alpha_dtype or "F32"])
+    return tensors
+
+
+# --- parts to fused layers ---------------------------------------------------------------------------------------
+
+
+def fuse(layers: Layers, note: Mapping[str, Sequence]) -> Layers:
+    """Fused layers. Parts that share one down matrix stay a LoRA of their rank; others add up their ranks."""
+    groups: dict[str, Layers] = {}
+    for name, layer in layers.items():
+        groups.setdefault(lora_names.fused_of(name), {})[name] = layer
+    return {fused: _fuse_group(fused, group, note.get(fused)) for fused, group in groups.items()}
+
+
+def _fuse_group(fused: str, group: Layers, noted: Sequence | None) -> Layer:
+    names = lora_names.parts_of(fused)
+    if len({layer.scale for layer in group.values()}) > 1:
+        raise UserError(
+            f"{', '.join(sorted(group))}: have different strengths (alpha / rank), but are one layer, {fused}, in this "
+            "format; it cannot hold them"
+        )
+    ordered = [group[name] for name in names if name in group]
+    first = ordered[0]
+    shared = len(ordered) == len(names) and all(_same(layer.down, first.down) for layer in ordered)
+    if shared:
+        down, up = first.down, np.concatenate([layer.up for layer in ordered])
+    else:
+        down = np.concatenate([layer.down for layer in ordered])
+        up = np.zeros((sum(_heights(names, group)), down.shape[0]), first.up.dtype)
+        row = column = 0
+        for name, height in zip(names, _heights(names, group), strict=True):
+            if name in group:
+                part = group[name]
+                up[row : row + height, column : column + part.rank] = part.up
+                column += part.rank
+            row += height
+    if fused == lora_names.SWAPPED:
+        up = _swap(up)
+    return Layer(down, up, *_alpha(first.scale, down.shape[0], noted, first.alpha_dtype or "F32"))
+
+
+def _heights(names: Sequence[str], group: Layers) -> list[int]:
+    """Outputs of each part, also of those without a LoRA: q, k and v have as many as inputs, proj_mlp four times."""
+    width = next(iter(group.values())).down.shape[1]
+    return [group[n].up.shape[0] if n in group else width * (4 if n.endswith("proj_mlp") else 1) for n in names]
+
+
+# --- fused layers to parts ---------------------------------------------------------------------------------------
+
+
+def split(layers: Layers, note: Mapping[str, Sequence]) -> Layers:
+    """diffusers' layers. Of a truly fused LoRA every part gets the same down matrix and its rows of the up matrix."""
+    result: Layers = {}
+    for fused, layer in layers.items():
+        result |= _split_layer(fused, layer, note)
+    return result
+
+
+def _split_layer(fused: str, layer: Layer, note: Mapping[str, Sequence]) -> Layers:
+    names = lora_names.parts_of(fused)
+    rows = _rows(fused, layer, names)
+    noted = {name: note[name] for name in names if name in note}
+    for ranks in _possible_ranks(layer, rows, noted):
+        columns = np.cumsum([0, *ranks.values()])
+        blocks = {n: slice(columns[i], columns[i + 1]) for i, n in enumerate(ranks)}
+        if columns[-1] == layer.rank and _is_diagonal(layer.up, rows, blocks):
+            return {
+                name: Layer(
+                    layer.down[block],
+                    layer.up[rows[name], block],
+                    *_alpha(layer.scale, ranks[name], noted.get(name), layer.alpha_dtype),
+                )
+                for name, block in blocks.items()
+            }
+    up = _swap(layer.up) if fused == lora_names.SWAPPED else layer.up
+    return {
+        name: Layer(layer.down, up[rows[name]], *_alpha(layer.scale, layer.rank, noted.get(name), layer.alpha_dtype))
+        for name in names
+    }
+
+
+def _rows(fused: str, layer: Layer, names: Sequence[str]) -> dict[str, slice]:
+    outputs, width = layer.up.shape[0], layer.down.shape[1]
+    equal = [outputs // len(names)] * len(names)
+    heights = [width, width, width, outputs - 3 * width] if len(names) == 4 else equal
+    if sum(heights) != outputs or min(heights) <= 0:
+        raise UserError(f"{fused}: its {outputs} outputs cannot be divided among {', '.join(names)}")
+    ends = np.cumsum([0, *heights])
+    return {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(names)}
+
+
+def _possible_ranks(layer: Layer, rows: Mapping[str, slice], noted: Mapping[str, Sequence]) -> list[dict[str, int]]:
+    """Ranks that the parts on a diagonal may have: as noted; else the same for all, or for all that do anything."""
+    if len(rows) == 1:
+        return []
+    if noted:
+        return [{name: int(entry[0]) for name, entry in noted.items()}]
+    active = [name for name, part in rows.items() if layer.up[part].any()]
+    return [{name: layer.rank // len(names) for name in names} for names in (list(rows), active) if len(names) > 0]
+
+
+def _is_diagonal(up: np.ndarray, rows: Mapping[str, slice], blocks: Mapping[str, slice]) -> bool:
+    outside = up != 0
+    for name, block in blocks.items():
+        outside[rows[name], block] = False
+    return not outside.any()
+
+
+# --- both --------------------------------------------------------------------------------------------------------
+
+
+def _alpha(scale: float, rank: int, noted: Sequence | None, dtype: str | None) -> tuple[float, str | None]:
+    """Alpha for the rank, and its type; the noted one to the last bit, if it is the same strength."""
+    alpha = rank if scale == 1 else scale * rank
+    if noted and math.isclose(noted[1], alpha, rel_tol=1e-5):
+        return float(noted[1]), noted[2]
+    return float(alpha), dtype
+
+
+def _swap(up: np.ndarray) -> np.ndarray:
+    return np.concatenate(np.split(up, 2)[::-1])
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _describe(layers: Layers) -> dict[str, list]:
+    return {name: [layer.rank, layer.alpha, layer.alpha_dtype] for name, layer in layers.items()}
+
+
+def _read_note(text: str | None) -> dict[str, Any]:
+    try:
+        note = json.loads(text or "{}")
+        layers = {
+            str(name): [int(rank), float(alpha), dtype if dtype in DTYPES else None]
+            for name, (rank, alpha, dtype) in note.get("layers", {}).items()
+        }
+        return {"layers": layers, "metadata": {str(k): str(v) for k, v in note.get("metadata", {}).items()}}
+    except (ValueError, TypeError, AttributeError):
+        return {"layers": {}, "metadata": {}}  # somebody else's entry of that name

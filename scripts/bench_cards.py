@@ -1,0 +1,161 @@
+"""Several cards on the CPU: is it the same run, how long does the launch take, what does the all-reduce cost?
+
+python scripts/bench_cards.py            # everything, about ten minutes on two cores
+python scripts/bench_cards.py --equal    # only the comparison of 1, 2 and 4 processes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from flux_db.export import FILE_NAME
+from flux_db.launch import Cards, Supervisor
+
+ROOT = Path(__file__).resolve().parents[1]
+GLOBAL_BATCH = 4
+REPEATS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    output: Path
+    first_step: float
+    """Seconds from the start of the script to the first line of metrics."""
+    seconds: float
+    """Median of a step, without the first."""
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        return load_file(self.output / FILE_NAME)
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in _rows(self.output) if "loss" in row]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--equal", action="store_true", help="only compare the results")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        time_all_reduce(arguments.worker)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        compare_results(Path(folder))
+    if not arguments.equal:
+        with tempfile.TemporaryDirectory() as folder:
+            measure_times(Path(folder))
+
+
+def compare_results(folder: Path) -> None:
+    make_inputs(folder, "tiny")
+    flags = ["--resolution", "32", "--max_sequence_length", "16", "--learning_rate", "1e-3"]
+    reference = train(folder, "one", 1, GLOBAL_BATCH, [*flags, "--max_train_steps", "10"])
+    print("| 10 steps of 4 pictures on | largest difference of a weight from one card | of a loss (relative) |")
+    print("|---|---|---|")
+    for cards in (2, 4):
+        run = train(folder, f"{cards}", cards, GLOBAL_BATCH // cards, [*flags, "--max_train_steps", "10"])
+        tell(f"{cards} cards x batch {GLOBAL_BATCH // cards}", run, reference)
+    run = train(folder, "sharded", 2, 2, [*flags, "--max_train_steps", "10", "--shard_base"])
+    tell("2 cards, `--shard_base`", run, reference)
+    train(folder, "moved", 2, 2, [*flags, "--max_train_steps", "5"])
+    more = [*flags, "--max_train_steps", "10", "--resume_from_checkpoint", "latest"]
+    tell("2 cards for 5 steps, then 1 card", train(folder, "moved", 1, GLOBAL_BATCH, more), reference)
+
+
+def tell(name: str, run: Run, reference: Run) -> None:
+    weights, expected = run.weights, reference.weights
+    weight = max(float(np.abs(weights[key] - expected[key]).max()) for key in expected)
+    loss = max(abs(a / b - 1) for a, b in zip(run.losses, reference.losses, strict=True))
+    print(f"| {name} | {weight:.1e} | {loss:.1e} |", flush=True)
+
+
+def measure_times(folder: Path) -> None:
+    make_inputs(folder, "mid")
+    flags = ["--resolution", "128", "--max_sequence_length", "64", "--rank", "16", "--max_train_steps", "30"]
+    train(folder, "encode", 1, 1, [*flags, "--max_train_steps", "1"])
+    runs = {cards: train(folder, f"{cards}", cards, 1, flags) for cards in (1, 2)}
+    print("\n| Processes | script start to first step | s/step |\n|---|---|---|")
+    for cards, run in runs.items():
+        print(f"| {cards} | {run.first_step:.1f} s | {run.seconds:.3f} |", flush=True)
+    length = sum(value.size for value in runs[2].weights.values()) + 2
+    with Supervisor(folder / "logs") as supervisor:
+        code = supervisor.run_workers([__file__, "--worker", str(length)], Cards(cards=2), 0)
+    if code:
+        sys.exit(code)
+    text = (folder / "logs" / "worker_0.log").read_text()
+    seconds = float(text.partition("all-reduce takes ")[2].split()[0])
+    print(
+        f"\nall-reduce of {length} numbers: {seconds:.4f} s, {seconds / runs[2].seconds:.1%} of a step of 2 processes"
+    )
+
+
+def time_all_reduce(length: int) -> None:
+    """In a worker: the same operator on a vector of the same length as in the training step."""
+    from flux_db import runtime
+    from flux_db.config import RuntimeConfig
+
+    here = runtime.start(RuntimeConfig(device="CPU"))
+    values = np.ones(length, np.float32)
+    here.sum(values)
+    times = []
+    for _ in range(REPEATS):
+        here.barrier()
+        start = time.monotonic()
+        here.sum(values)
+        times.append(time.monotonic() - start)
+    print(f"all-reduce takes {statistics.median(times)} s")
+
+
+def make_inputs(folder: Path, size: str) -> None:
+    run = [sys.executable, "-m", "flux_db"]
+    subprocess.run([*run, "tiny-model", folder / "model", "--size", size], check=True, cwd=ROOT, capture_output=True)
+    subprocess.run([*run, "demo-pictures", folder / "pictures"], check=True, cwd=ROOT, capture_output=True)
+
+
+def train(folder: Path, name: str, cards: int, batch: int, flags: list[str]) -> Run:
+    """The launch script for so many cards, on the CPU."""
+    output, metrics = folder / name, folder / name / "metrics.jsonl"
+    script = ROOT / "scripts" / ("train_multi.sh" if cards > 1 else "train_single.sh")
+    command = ["bash", script, "--device", "CPU", "--output_dir", output, "--report_to", "none"]
+    command += ["--pretrained_model_name_or_path", folder / "model", "--instance_data_dir", folder / "pictures"]
+    command += ["--instance_prompt", "a photo of sks dog", "--encode_cache_dir", folder / "cache"]
+    command += ["--train_batch_size", str(batch), *flags]
+    start = time.monotonic()
+    first_step = 0.0
+    environment = os.environ | {"CARDS": str(cards), "PYTHON": sys.executable}
+    with (
+        (folder / f"{name}.log").open("w+") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process,
+    ):
+        while process.poll() is None:
+            if not first_step and metrics.exists() and metrics.stat().st_size:
+                first_step = time.monotonic() - start
+            time.sleep(0.1)
+        if process.returncode:
+            log.seek(0)
+            sys.exit(f"the training on {cards} cards failed:\n{log.read()}")
+    seconds = statistics.median([row["seconds"] for row in _rows(output) if "loss" in row][1:] or [0.0])
+    return Run(output=output, first_step=first_step, seconds=seconds)
+
+
+def _rows(output: Path) -> list[dict]:
+    path = output / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+if __name__ == "__main__":
+    main()

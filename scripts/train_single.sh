@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Train on one card.
+#
+#   bash scripts/train_single.sh FLAGS
+#
+# FLAGS are those of train_dreambooth_lora_flux.py, which tells them with --help.
+# Variables:
+#   LOG_DIR   folder for the log, worker_0.log (default: logs in --output_dir)
+#   PYTHON    the python of your environment (default: the one on PATH that has MindSpore, then .venv)
+#   DEVICE_ID which card (default: 0)
+set -euo pipefail
+# shellcheck source=scripts/cards.sh
+source "$(dirname "${BASH_SOURCE[0]}")/cards.sh"
+
+help_if_asked "$@"
+launch --cards 1 -- "$@"

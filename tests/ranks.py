@@ -1,0 +1,65 @@
+"""The training script with something wrong on rank 1; started by msrun in place of the real one (test_cards.py)."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+
+def differ_at_the_start() -> None:
+    from flux_db import lora
+
+    right = lora._start_value
+    lora._start_value = lambda *arguments: right(*arguments) + 1e-6
+
+
+def fail_before_init() -> None:
+    sys.exit("error: this rank fails before it has joined the others")
+
+
+def raise_in_step_three() -> None:
+    from flux_db.trainer import Trainer
+
+    right = Trainer._finish
+
+    def finish(self, pending):
+        if pending.step == 3:
+            raise RuntimeError("the third step of rank 1 went wrong")
+        right(self, pending)
+
+    Trainer._finish = finish
+
+
+def nan_in_step_two_and_other_weights_after_step_three() -> None:
+    import numpy as np
+    from mindspore import ops
+
+    from flux_db import lora
+    from flux_db.batches import BatchSource
+    from flux_db.trainer import Trainer
+
+    right_batch, right_finish = BatchSource.__getitem__, Trainer._finish
+
+    def batch(self, i):
+        columns = list(right_batch(self, i))
+        if i == 1:
+            columns[2] = np.full_like(columns[2], np.nan)
+        return tuple(columns)
+
+    def finish(self, pending):
+        right_finish(self, pending)
+        if pending.step == 3:
+            weight = next(iter(lora.parameters(self.training.transformer).values()))
+            ops.assign(weight, weight * (1 + 1e-6))
+
+    BatchSource.__getitem__, Trainer._finish = batch, finish
+
+
+if __name__ == "__main__":
+    if os.environ["MS_ROLE"] == "MS_WORKER" and os.environ["RANK_ID"] == "1":
+        globals()[os.environ["WRONG"]]()
+    import train_dreambooth_lora_flux as script
+    from flux_db.errors import run_guarded
+
+    sys.exit(run_guarded(lambda: script.main(sys.argv[1:])))

@@ -1,0 +1,277 @@
+"""Several cards, for real: the launch scripts and msrun with two CPU processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+from world import lora_bytes, metrics
+
+from flux_db import worker_logs
+from flux_db.interrupt import COMMAND, resume_command
+from flux_db.launch import Cards
+
+ROOT = Path(__file__).resolve().parent.parent
+# LoRA in the last block only: the step compiles in seconds
+QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 10, "checkpointing_steps": 5}
+VALIDATION = {"validation_prompt": "a dog", "num_validation_images": 3, "validation_steps": 5}
+VALIDATION |= {"validation_inference_steps": 2}
+
+
+def flags(settings: dict) -> list[str]:
+    pairs = ([f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in settings.items())
+    return [word for pair in pairs for word in pair]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return os.environ | {"PATH": path} | changes
+
+
+def start(settings: dict, cards: int = 2, wrong: str | None = None) -> subprocess.Popen:
+    """The launch script; or with `wrong`, the same launch with tests/ranks.py as the trainer."""
+    command = ["bash", str(ROOT / "scripts" / f"train_{'multi' if cards > 1 else 'single'}.sh"), *flags(settings)]
+    if wrong:
+        swapped = "import sys; from flux_db import launch, __main__ as m; launch.SCRIPT = sys.argv[1]; "
+        swapped += "sys.exit(m.main(['launch', '--cards', '2', '--', *sys.argv[2:]]))"
+        command = [sys.executable, "-c", swapped, str(ROOT / "tests" / "ranks.py"), *flags(settings)]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(CARDS=str(cards), WRONG=wrong or ""),
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> str:
+    text = process.communicate(timeout=300)[0]
+    assert not left_over(process.args), "no process may outlive the script"
+    return text
+
+
+def left_over(args: list[str]) -> list[int]:
+    """Processes of a launch on the same output folder that are still there."""
+    output = args[args.index("--output_dir") + 1]
+    return [pid for pid, words in processes().items() if output in words]
+
+
+def processes() -> dict[int, list[str]]:
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                found[int(folder.name)] = (folder / "cmdline").read_text().split("\0")
+            except OSError:
+                continue
+    return found
+
+
+def worker(args: list[str], rank: int) -> int:
+    for pid in left_over(args):
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        if "MS_ROLE=MS_WORKER" in variables and f"RANK_ID={rank}" in variables:
+            return pid
+    pytest.fail(f"no worker of rank {rank}")
+
+
+def wait_for_steps(process: subprocess.Popen, output: Path, count: int) -> None:
+    end = time.monotonic() + 200
+    while time.monotonic() < end and process.poll() is None:
+        path = output / "metrics.jsonl"
+        if path.exists() and sum('"loss"' in line for line in path.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no {count} steps: exit code {process.poll()}")
+
+
+def largest_difference(first: Path, second: Path) -> float:
+    one, two = load(lora_bytes(first)), load(lora_bytes(second))
+    assert one.keys() == two.keys()
+    return max(float(np.abs(one[name] - two[name]).max()) for name in one)
+
+
+def losses(output: Path) -> list[float]:
+    return [row["loss"] for row in metrics(output) if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def single(world, tmp_path_factory):
+    """Ten steps on one card, by the script for one card."""
+    output = tmp_path_factory.mktemp("single")
+    process = start(world.settings(output, train_batch_size=4, **QUICK), cards=1)
+    text = finish(process)
+    assert process.returncode == 0, text[-3000:]
+    assert "training: 100%" in text and "Done." in text
+    assert "training: 100%" in (output / "logs" / "worker_0.log").read_text()
+    return output
+
+
+def test_two_cards_then_one_equal_one_card_throughout(world, single, tmp_path):
+    """Five steps on two cards with samples, then five on one: the same run as ten steps on one."""
+    output = tmp_path / "run"
+    settings = world.settings(output, train_batch_size=2, **QUICK | VALIDATION | {"max_train_steps": 5})
+    process = start(settings)
+    text = finish(process)
+    assert process.returncode == 0, text[-3000:]
+    assert "2 processes" in text and "Done." in text and "[INFO]" not in text
+    assert losses(output) == pytest.approx(losses(single)[:5], rel=1e-5)
+    for step in (0, 5):
+        assert sorted(p.name for p in (output / "samples" / f"step-{step:05d}").iterdir()) == [
+            "00.png",
+            "01.png",
+            "02.png",
+        ]
+
+    more = world.settings(output, train_batch_size=4, resume_from_checkpoint="latest", **QUICK)
+    process = start(more, cards=1)
+    text = finish(process)
+    assert process.returncode == 0, text[-3000:]
+    assert "Going on from" in text
+    assert largest_difference(output, single) < 1e-5
+    assert losses(output) == pytest.approx(losses(single), rel=1e-5)
+
+
+def test_a_base_spread_over_the_cards_trains_the_same(world, single, tmp_path):
+    settings = world.settings(tmp_path / "run", train_batch_size=2, shard_base=True, **QUICK)
+    process = start(settings | VALIDATION | {"validation_steps": 10, "num_validation_images": 1})
+    text = finish(process)
+    assert process.returncode == 0, text[-3000:]
+    kept = text.partition("Each card keeps ")[2].split()
+    assert float(kept[0]) < 0.6 * float(kept[5]), kept
+    assert largest_difference(tmp_path / "run", single) < 1e-5
+    assert (tmp_path / "run" / "samples" / "step-00010" / "00.png").is_file()
+
+
+def test_sigterm_stops_all_ranks_on_the_same_step(world, tmp_path):
+    output = tmp_path / "run"
+    process = start(world.settings(output, **QUICK | {"max_train_steps": 100000, "checkpointing_steps": 100000}))
+    wait_for_steps(process, output, 3)
+    process.send_signal(signal.SIGTERM)
+    text = finish(process)
+    assert process.returncode == 128 + signal.SIGTERM, text[-3000:]
+    state = json.loads((output / "train_state.json").read_text())
+    assert state["status"] == "interrupted"
+    assert Path(state["last_good_checkpoint"]).name == f"checkpoint-{state['step']}"
+    command = text.strip().splitlines()[-1].strip()
+    assert command.startswith("env CARDS=2 bash scripts/train_multi.sh --"), command
+    assert command.endswith("--resume_from_checkpoint latest")
+
+
+def test_a_killed_worker_ends_the_job(world, tmp_path):
+    output = tmp_path / "run"
+    process = start(world.settings(output, **QUICK | {"max_train_steps": 100000}))
+    wait_for_steps(process, output, 1)
+    begin = time.monotonic()
+    os.kill(worker(process.args, 1), signal.SIGKILL)
+    text = finish(process)
+    assert time.monotonic() - begin < 60
+    assert process.returncode == 128 + signal.SIGKILL
+    assert f"rank 1 was ended by SIGKILL, and the other ranks were stopped. Its last lines, from {output}" in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "message"),
+    [
+        ("fail_before_init", 1, "this rank fails before it has joined the others"),
+        ("differ_at_the_start", 1, "at the start the cards differ from rank 0 in: LoRA weights (rank 1)"),
+        ("raise_in_step_three", 1, "the third step of rank 1 went wrong"),
+    ],
+)
+def test_what_goes_wrong_on_one_rank_is_told(world, tmp_path, wrong, code, message):
+    begin = time.monotonic()
+    process = start(world.settings(tmp_path / "run", **QUICK), wrong=wrong)
+    text = finish(process)
+    assert (process.returncode, message in text) == (code, True), text[-3000:]
+    assert "error: rank" in text and str(tmp_path / "run" / "logs" / "worker_") in text
+    assert text.count("Traceback") <= 1
+    if wrong == "fail_before_init":
+        assert time.monotonic() - begin < 60
+
+
+def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path):
+    output = tmp_path / "run"
+    settings = world.settings(output, **QUICK | {"max_train_steps": 10, "checkpointing_steps": 4})
+    process = start(settings, wrong="nan_in_step_two_and_other_weights_after_step_three")
+    text = finish(process)
+    assert process.returncode == 1, text[-3000:]
+    assert "at step 4 the cards differ from rank 0 in: LoRA weights (rank 1)" in text
+    assert [row["skipped"] for row in metrics(output) if "loss" in row] == [0, 1, 1, 1]
+    assert json.loads((output / "train_state.json").read_text())["status"] == "failed"
+    assert not list(output.glob("checkpoint-*"))
+
+
+# --- without processes -------------------------------------------------------------------------------------------
+
+
+def test_help_and_missing_variables():
+    def run(name: str, *words: str) -> subprocess.CompletedProcess:
+        command = ["bash", str(ROOT / "scripts" / name), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=60)
+
+    for name, variable in (
+        ("train_single.sh", "LOG_DIR"),
+        ("train_multi.sh", "CARDS"),
+        ("train_nodes.sh", "MASTER_ADDR"),
+    ):
+        done = run(name, "--help")
+        assert done.returncode == 0 and variable in done.stdout and "#" not in done.stdout
+    done = run("train_nodes.sh")
+    assert done.returncode and "NODES" in done.stderr
+    done = run("train_multi.sh", "--rank", "0")
+    assert done.returncode == 2 and "--rank 0" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_where_the_cards_are_is_checked():
+    assert Cards(cards=8).problems() == []
+    assert Cards(cards=8, nodes=2, node_rank=1, master_addr="10.0.0.1").problems() == []
+    assert len(Cards(cards=0, nodes=2, node_rank=2).problems()) == 3
+
+
+LOG = """Loading the transformer ...
+training:   0%|          | 0/6\rtraining:  17%|#         | 1/6
+[WARNING] DEVICE(1,python):2026 something
+Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+RuntimeError: it broke
+
+----------------------------------------------------
+- C++ Call Stack: (For framework developers)
+----------------------------------------------------
+mindspore/ccsrc/a.cc:12 Run
+
+"""
+
+
+def test_the_last_error_is_found_in_a_log():
+    assert worker_logs.last_error(LOG) == [
+        "Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "RuntimeError: it broke",
+    ]  # fmt: skip
+    assert worker_logs.last_error("a\nb\nc\nd\n") == ["b", "c", "d"]
+    assert worker_logs.last_error("Traceback\n" + "deep\n" * 50 + "error\n")[-1] == "error"
+    assert len(worker_logs.last_error("Traceback\n" + "deep\n" * 50)) == worker_logs.SHOWN_LINES
+    assert worker_logs.last_error("") == []
+
+
+def test_a_worker_that_said_nothing_yet_is_joining(tmp_path):
+    assert worker_logs.is_silent(tmp_path, 0)
+    (tmp_path / "worker_0.log").write_text("[WARNING] ME(1,python):2026 something\n")
+    assert worker_logs.is_silent(tmp_path, 0)
+    (tmp_path / "worker_0.log").write_text("Loading the transformer ...\n")
+    assert not worker_logs.is_silent(tmp_path, 0)
+
+
+def test_logs_of_the_launch_before_are_kept(tmp_path):
+    (tmp_path / "worker_1.log").write_text("first")
+    worker_logs.keep_old(tmp_path)
+    assert (tmp_path / "worker_1.log.old").read_text() == "first"
+
+
+def test_a_launched_run_is_resumed_by_its_script(monkeypatch):
+    argv = ["train.py", "--rank", "4", "--resume_from_checkpoint", "old"]
+    assert resume_command(argv) == "python train.py --rank 4 --resume_from_checkpoint latest"
+    monkeypatch.setenv(COMMAND, "env CARDS=2 bash scripts/train_multi.sh")
+    assert resume_command(argv) == "env CARDS=2 bash scripts/train_multi.sh --rank 4 --resume_from_checkpoint latest"
