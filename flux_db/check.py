@@ -15,7 +15,7 @@ from PIL import Image
 from flux_db import contact_sheet, images, plan
 from flux_db.atomic import write_file
 from flux_db.cli import read_config
-from flux_db.config import Config, background, has_trigger
+from flux_db.config import Config, background, has_trigger, raw_validation_prompts
 from flux_db.dataset import Dataset, Sample, Survey, read_dataset, survey
 from flux_db.errors import UserError
 from flux_db.preflight import check, check_files
@@ -96,7 +96,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str
 
 def _uses_trigger(config: Config, seen: Survey) -> bool:
     captions = [source.caption or "" for source in seen.found.sources]
-    return any(map(has_trigger, [config.data.instance_prompt, *config.validation.validation_prompt, *captions]))
+    return any(map(has_trigger, [config.data.instance_prompt, *raw_validation_prompts(config), *captions]))
 
 
 # --- the text ----------------------------------------------------------------------------------------------------

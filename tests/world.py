@@ -42,7 +42,7 @@ class World:
             "checkpointing_steps": 1000,
             "dataloader_num_workers": 0,
             "device": "CPU",
-            "report_to": ["none"],
+            "report_to": "none",
             **changes,
         }
 
