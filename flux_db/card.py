@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 
-from flux_db import __version__, export
+from flux_db import __version__, export, sample_files
 from flux_db.atomic import write_file
 from flux_db.base_model import base_model_name, is_hub_name, licence
-from flux_db.config import Config
+from flux_db.config import Config, instance_prompt
 from flux_db.console import say
-from flux_db.hub import last_round
 
 FILE_NAME = "README.md"
 # By it a card is known as this program's own, which a later run may replace.
@@ -38,7 +37,7 @@ def card(config: Config, facts: export.Facts) -> str:
     samples = last_samples(config)
     parts = [
         f"---\n{yaml.safe_dump(header(config, samples), sort_keys=False, allow_unicode=True)}---\n{MARK}",
-        f"# FLUX.1 LoRA: {_plain(config.data.trigger_word or config.data.instance_prompt)}",
+        f"# FLUX.1 LoRA: {_plain(config.data.trigger_word or instance_prompt(config))}",
         _introduction(config, facts),
         _pictures(config, samples),
         _usage(config),
@@ -58,7 +57,7 @@ def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
         "library_name": "diffusers",
         "pipeline_tag": "text-to-image",
         **told,
-        "instance_prompt": config.data.trigger_word or config.data.instance_prompt,
+        "instance_prompt": config.data.trigger_word or instance_prompt(config),
         "tags": TAGS,
     }
     if samples:
@@ -69,12 +68,9 @@ def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
 def last_samples(config: Config) -> list[tuple[str, str]]:
     """(path inside the output folder, prompt) of the last round of sample pictures."""
     output = Path(config.output.output_dir)
-    last = last_round(output)
-    pictures = sorted(last.glob("*.png")) if last else []
-    prompts = config.validation.validation_prompt
-    each = len(pictures) // len(prompts) if prompts and len(pictures) % len(prompts) == 0 else 0
-    texts = [prompt for prompt in prompts for _ in range(each)] or [config.data.instance_prompt] * len(pictures)
-    return [(path.relative_to(output).as_posix(), text) for path, text in zip(pictures, texts, strict=True)]
+    rounds = sample_files.read_rounds(output)
+    pictures = rounds[-1].pictures if rounds else ()
+    return [(p.path.relative_to(output).as_posix(), p.prompt or instance_prompt(config)) for p in pictures]
 
 
 def _introduction(config: Config, facts: export.Facts) -> str:
@@ -84,7 +80,7 @@ def _introduction(config: Config, facts: export.Facts) -> str:
     call = f"Its trigger is `{_plain(trigger)}`. It" if trigger else "It"
     return (
         f"A DreamBooth LoRA for {base}, trained with MindSpore: {facts.steps} steps on {facts.pictures} pictures.\n\n"
-        f"{call} was trained with the prompt `{_plain(config.data.instance_prompt)}`: use its words in yours."
+        f"{call} was trained with the prompt `{_plain(instance_prompt(config))}`: use its words in yours."
     )
 
 
@@ -102,7 +98,7 @@ def _usage(config: Config) -> str:
     name = base_model_name(config.model.pretrained_model_name_or_path)
     base = json.dumps(name if is_hub_name(name) else "path/to/the/base/model")
     lora = json.dumps(config.hub.hub_model_id or "path/to/this/folder")
-    prompt = json.dumps(config.data.instance_prompt, ensure_ascii=False)
+    prompt = json.dumps(instance_prompt(config), ensure_ascii=False)
     file = json.dumps(export.FILE_NAME)
     steps, guidance = config.validation.validation_inference_steps, config.validation.validation_guidance
     draw = f"image = pipe({prompt}, num_inference_steps={steps}, guidance_scale={guidance:g})"

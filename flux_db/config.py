@@ -385,8 +385,16 @@ def has_trigger(text: str) -> bool:
 
 def fill_trigger(text: str, config: Config) -> str:
     """A prompt or caption with --trigger_word in the place of {trigger} or [trigger]."""
-    word = config.data.trigger_word
+    return replace_trigger(text, config.data.trigger_word)
+
+
+def replace_trigger(text: str, word: str | None) -> str:
     return text if word is None else _TRIGGER.sub(lambda _: word, text)
+
+
+def instance_prompt(config: Config) -> str:
+    """--instance_prompt as the model sees it."""
+    return fill_trigger(config.data.instance_prompt, config)
 
 
 def background(config: Config) -> tuple[int, int, int]:

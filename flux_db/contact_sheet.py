@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from flux_db.images import load_rgb, resize_and_crop
 
-# More pictures than this make a sheet that nobody reads.
-MOST_CELLS = 100
+# More make a sheet that nobody reads and that takes its time: every picture is decoded in full.
+MOST_CELLS = 60
 FEW_CELLS = 24
 GAP = 12
 LINE = 17

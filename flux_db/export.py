@@ -13,7 +13,7 @@ import numpy as np
 from flux_db import __version__
 from flux_db.base_model import DEV, SCHNELL, base_model_name
 from flux_db.changes import FREE, GLOBAL_BATCH
-from flux_db.config import SECTIONS, Config, fill_trigger, to_flat_dict
+from flux_db.config import SECTIONS, Config, instance_prompt, to_flat_dict
 from flux_db.lora_file import ADAPTER_METADATA, FILE_NAME
 from flux_db.weight_file import to_bytes
 
@@ -48,7 +48,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
     told = {
         "flux_db_version": __version__,
         "base_model": base,
-        "instance_prompt": fill_trigger(data.instance_prompt, config),
+        "instance_prompt": instance_prompt(config),
         "trigger_word": data.trigger_word,
         "rank": lora.rank,
         "alpha": lora.alpha,

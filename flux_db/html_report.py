@@ -13,7 +13,7 @@ from typing import Any
 from flux_db import __version__
 from flux_db.atomic import write_file
 from flux_db.charts import Series, chart, number, smoothed
-from flux_db.config import SECTIONS
+from flux_db.config import SECTIONS, replace_trigger
 from flux_db.console import say
 from flux_db.export import FILE_NAME
 from flux_db.html_page import page, picture, section, table, tiles
@@ -53,12 +53,16 @@ def render(run: RunFiles) -> str:
     return page(run.name, body)
 
 
+def _prompt(run: RunFiles) -> str:
+    return replace_trigger(str(run.settings.get("instance_prompt", "")), run.settings.get("trigger_word"))
+
+
 # --- head --------------------------------------------------------------------------------------------------------
 
 
 def header(run: RunFiles) -> str:
     get = run.settings.get
-    facts = [str(get("instance_prompt", "")), base_model(run.settings)]
+    facts = [_prompt(run), base_model(run.settings)]
     facts += [f"rank {get('rank')}", f"{get('resolution')} px"] if run.settings else []
     status = run.state.status if run.state else "unknown"
     text = f'<header><h1>{escape(run.name)}<span class="pill {escape(status)}">{escape(status)}</span></h1>'
@@ -191,7 +195,7 @@ def training_pictures(output: Path) -> str:
 def usage(run: RunFiles) -> str:
     name = base_model(run.settings) or "black-forest-labs/FLUX.1-dev"
     model = json.dumps(name if "/" in name else f"path/to/{name}")
-    prompt = str(run.settings.get("instance_prompt", "a photo of sks dog"))
+    prompt = _prompt(run) or "a photo of sks dog"
     load = (
         f'pipe.load_lora_weights({json.dumps(run.name)}, weight_name="{FILE_NAME}")\n'
         f"pipe({json.dumps(prompt, ensure_ascii=False)}, num_inference_steps=28, guidance_scale=3.5)"

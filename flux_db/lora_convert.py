@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from flux_db import lora_names
+from flux_db.console import say
 from flux_db.errors import UserError
 from flux_db.lora_file import ADAPTER_METADATA, Layer, LoraFile
 from flux_db.weight_file import DTYPES
@@ -43,8 +44,11 @@ def convert(file: LoraFile, format_: Format) -> tuple[dict[str, np.ndarray], dic
 
 
 def parts(file: LoraFile) -> Layers:
-    """The layers by diffusers' names, whatever the file's format."""
-    layers = file.only_flux().layers
+    """The transformer's layers by diffusers' names, whatever the file's format. Text encoders are left out."""
+    kept = file.without_text_encoders()
+    if left_out := len(file.others) - len(kept.others):
+        say(f"warning: {file.path}: {left_out} layers of text encoders are not used, only those of the transformer")
+    layers = kept.only_flux().layers
     return split(layers, _read_note(file.metadata.get(NOTE_OF_PARTS))["layers"]) if file.is_fused else dict(layers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -29,6 +30,9 @@ PREFIXES = {
     "lora_transformer_": "onetrainer",
     "": "without prefix",
 }
+
+# How the names of text encoders' layers begin, in all formats.
+TEXT_ENCODERS = ("lora_te", "text_encoder")
 
 _MATRIX = re.compile(r"(.+?)\.(lora_A|lora_down|lora\.down|lora_B|lora_up|lora\.up)(?:\.default)?\.weight")
 _DOWN = ("lora_A", "lora_down", "lora.down")
@@ -76,6 +80,11 @@ class LoraFile:
     @property
     def is_fused(self) -> bool:
         return any(lora_names.parts_of(name) for name in self.layers)
+
+    def without_text_encoders(self) -> LoraFile:
+        """Without the layers of text encoders, which kohya's files often have."""
+        others = {name: layer for name, layer in self.others.items() if not name.startswith(TEXT_ENCODERS)}
+        return dataclasses.replace(self, others=others)
 
     def only_flux(self) -> LoraFile:
         """The file itself, if all it holds can be used with FLUX.1's transformer; otherwise a UserError."""

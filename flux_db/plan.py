@@ -24,8 +24,10 @@ class Plan:
     sizes: dict[tuple[int, int], int]
     """Height and width of every graph to compile -> number of pictures."""
 
-    steps_per_epoch: float
-    """With several sizes, of the first epoch: their last batches are filled up."""
+    @property
+    def steps_per_epoch(self) -> float:
+        """On average: an epoch may end within a batch, and with several sizes its batches are filled up."""
+        return self.samples / self.batch
 
     @property
     def epochs(self) -> float:
@@ -36,7 +38,7 @@ def make(config: Config, dataset: Dataset) -> Plan:
     cards = number_of_cards()
     batch, samples = global_batch(config, cards), len(dataset.samples)
     steps = total_steps(config, dataset, batch)
-    pictures, several = one_each(dataset), len(dataset.sizes) > 1
+    pictures = one_each(dataset)
     return Plan(
         cards=cards,
         batch=batch,
@@ -45,7 +47,6 @@ def make(config: Config, dataset: Dataset) -> Plan:
         steps=steps,
         seen=_times_seen(config, dataset, steps, batch),
         sizes=dict(collections.Counter(sample.size for sample in pictures)),
-        steps_per_epoch=dataset.order(config.output.seed, batch).steps(1) if several else samples / batch,
     )
 
 

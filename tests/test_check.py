@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 from test_images import MODES, cut, noise, png, save
 
-from flux_db import check, contact_sheet
+from flux_db import check, contact_sheet, plan
+from flux_db.dataset import read_dataset
 from flux_db.demo_pictures import draw_picture, write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.plan import times_seen
@@ -227,6 +228,19 @@ def test_the_plan_of_a_run(world, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["contact_sheet.png", "pictures.csv"]
     dry = command(*words, "--dry_run", script=[str(SCRIPT)])
     assert (dry.returncode, dry.stdout, dry.stderr) == (0, done.stdout, "")
+
+
+def test_the_plan_of_a_bucketed_run_is_what_its_order_does(world, tmp_path):
+    for number, size in enumerate([(64, 64), (96, 48), (48, 96), (96, 48), (64, 64)]):
+        textured(tmp_path / "pictures" / f"{number}.png", size)
+    config = world.config(
+        tmp_path / "out", instance_data_dir=str(tmp_path / "pictures"), aspect_ratio_buckets="auto", resolution=64,
+        train_batch_size=2, max_train_steps=None, num_train_epochs=4,
+    )  # fmt: skip
+    made = plan.make(config, read_dataset(config)[0])
+    assert sorted(made.sizes.values()) == [1, 2, 2]
+    assert (made.steps, made.steps_per_epoch, made.epochs) == (10, 2.5, 4)
+    assert made.seen == (4, 4)
 
 
 def test_class_pictures_are_counted_and_the_pictures_told_are_the_subjects(world, tmp_path, capsys):

@@ -13,7 +13,7 @@ from fake_hub import FakeHub
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from flux_db import card, export, hub, hub_token
+from flux_db import card, export, hub, hub_token, sample_files
 from flux_db.base_model import licence
 from flux_db.cli import parse_config
 from flux_db.config import from_flat_dict
@@ -47,8 +47,10 @@ def output(tmp_path):
         (folder / name).write_text("private")
     for step in (0, 60):
         (folder / f"samples/step-{step:05d}").mkdir(parents=True)
-        for number in range(4):
-            Image.new("RGB", (8, 8), (step, number, 0)).save(folder / f"samples/step-{step:05d}/{number:02d}.png")
+        for number, prompt in enumerate(["one: prompt", "one: prompt", "two", "two"]):
+            picture = Image.new("RGB", (8, 8), (step, number, 0))
+            path = folder / f"samples/step-{step:05d}/{number:02d}.png"
+            sample_files.write(path, picture, prompt=prompt, number=number % 2, seed=0)
     Image.new("RGB", (8, 8)).save(folder / "samples/grid.png")
     (folder / export.FILE_NAME).write_bytes(os.urandom(5000))
     return folder

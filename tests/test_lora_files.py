@@ -301,6 +301,15 @@ def test_info_knows_a_lora_of_another_network(tmp_path, capsys):
     assert "would be lost: lora_te1_x.lora_down.weight" in capsys.readouterr().err
 
 
+def test_layers_of_text_encoders_are_left_out_of_drawing_but_not_silently(tmp_path, capfd):
+    te = {f"lora_te1_x.lora_{side}.weight": np.ones((2, 2), np.float32) for side in ("down", "up")}
+    file = lora_file.read(write(tmp_path / "te.safetensors", {**matrices(DEFAULTS), **te}))
+    assert set(lora_convert.parts(file)) == set(DEFAULTS)
+    assert "1 layers of text encoders are not used" in capfd.readouterr().err
+    with pytest.raises(UserError, match="would be lost: lora_te1_x"):
+        lora_convert.convert(file, "kohya")
+
+
 def test_info_knows_other_kinds_than_plain_lora(tmp_path, capsys):
     key = "lora_unet_double_blocks_0_img_attn_qkv"
     path = write(tmp_path / "lokr.safetensors", {f"{key}.lokr_w1": np.ones((4, 4), np.float32)}, {"author": "x"})
