@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from flux_db.errors import UserError, did_you_mean
 
@@ -354,7 +354,9 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
     ]
     if problems:
         raise UserError(problems)
+    lists = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls) if get_origin(f.type) is tuple}
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    frozen |= {name: (frozen[name],) for name in lists if isinstance(frozen.get(name), str)}
     return Config(
         **{
             section: cls(**{name: frozen[name] for name in names[section] if name in frozen})

@@ -13,7 +13,7 @@ from flux_db.dataset import Dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
 from flux_db.export import FILE_NAME
-from flux_db.html_report import REPORT, write_report
+from flux_db.html_report import REPORT
 from flux_db.interrupt import StopRequest
 from flux_db.report import Reporter
 from flux_db.runtime import Runtime
@@ -69,8 +69,6 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
         return 1
     finally:
         reporter.close()
-        if runtime.is_main:
-            write_report(Path(config.output.output_dir))
     if code == 0 and runtime.is_main:
         card.write_card(config, trainer.facts())
         _tell_results(config)

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from flux_db.atomic import write_file
-from flux_db.config import Config
+from flux_db.config import Config, background
 from flux_db.console import say
 from flux_db.dataset import Dataset, Sample
 from flux_db.images import load_rgb, resize_and_crop
@@ -102,8 +102,7 @@ def _store(config: Config, dataset: Dataset, folder: Path) -> None:
 
 
 def _crop(sample: Sample, config: Config) -> Image.Image:
-    size = (config.data.resolution, config.data.resolution)
-    pixels = resize_and_crop(load_rgb(sample.picture.path), size, sample.crop)
+    pixels = resize_and_crop(load_rgb(sample.picture.path, background(config)), sample.size, sample.crop)
     picture = Image.fromarray(((pixels.transpose(1, 2, 0) + 1) * 127.5).round().astype(np.uint8))
     picture.thumbnail((TRAINING_EDGE, TRAINING_EDGE), Image.Resampling.LANCZOS)
     return picture

@@ -296,6 +296,8 @@ class Trainer:
                 last_good_checkpoint=str(self.last_checkpoint) if self.last_checkpoint else None,
                 message=message,
             )
+            if status != "running":
+                write_report(self.output)  # here, because ranks that are done may end this one
 
 
 def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -> checkpoint.Checkpoint | None:

@@ -20,6 +20,7 @@ from flux_db.errors import UserError
 from flux_db.images import Picture
 from flux_db.preflight import check, check_files
 from flux_db.report import Reporter
+from flux_db.runtime import Runtime
 from flux_db.validate import Validator, steps_between
 from flux_db.validation_loss import BEST_NAME, LEVELS, FlowLoss, HeldOut, best_so_far
 
@@ -32,6 +33,8 @@ class Rank:
     world_size: int = 2
     others: np.ndarray | float = 0.0
     given: list = field(default_factory=list)
+
+    share, has_turn = Runtime.share, Runtime.has_turn
 
     @property
     def is_main(self):
@@ -56,19 +59,20 @@ class Painter:
     def __init__(self, fail=False):
         self.fail, self.sizes = fail, []
 
-    def draw(self, requests, settings):
+    def draw_pixels(self, requests, settings):
         for request in requests:
             if self.fail:
                 raise RuntimeError("out of memory")
             self.sizes.append((settings.height, settings.width))
-            yield Image.new("RGB", (16, 16), (int(request.prompt_embeds[0, 0]), request.number, request.seed))
+            colour = np.array([request.prompt_embeds[0, 0], request.number, request.seed], np.float32)
+            yield np.broadcast_to(colour[:, None, None] / 127.5 - 1, (3, 16, 16))
 
 
 def validator(tmp_path, rank, painter, **changes):
     settings = config(
         tmp_path, validation_prompt=["a", "b"], num_validation_images=2, validation_seed=7, seed=99, **changes
     )
-    cache = encode.Cache(tmp_path / "cache", "t", "v", "no", 4, 32)
+    cache = encode.Cache(tmp_path / "cache", "t", "v", "no", 4)
     cache.folder.mkdir(exist_ok=True)
     for number, prompt in enumerate(("a", "b")):
         arrays = {"prompt_embeds": np.full((4, 2), 100 + number, np.float32), "pooled_prompt_embeds": np.zeros(2)}
@@ -89,6 +93,12 @@ def test_each_rank_draws_its_share_and_the_first_makes_the_sheet(tmp_path):
     colours = [Image.open(p.path).getpixel((0, 0)) for p in round_.pictures]
     assert colours == [(100, 0, 7), (100, 1, 7), (101, 0, 7), (101, 1, 7)]
     assert (tmp_path / "samples" / "grid.png").exists()
+
+
+def test_shares_are_even_where_asked():
+    assert [Rank(rank, 3).share(7) for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [len(Rank(rank, 3).share(7, even=True)) for rank in range(3)] == [3, 3, 3]
+    assert [len(Rank(rank, 4).share(1, even=True)) for rank in range(4)] == [1] * 4
 
 
 def test_a_failure_on_one_rank_reaches_the_sum_and_the_report(tmp_path, capfd):
@@ -214,12 +224,12 @@ def parts(cpu, world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loss")
     transformer, settings, _, _ = make(cpu, world, folder, scheme="sigma_sqrt", flags={"lora_dropout": 0.5})
     transformer.set_train(True)
-    cache = encode.Cache(folder, "t", "v", "no", 8, 32)
+    cache = encode.Cache(folder, "t", "v", "no", 8)
     samples = []
     for number in range(2):
         values = inputs(48, 32, rows=1, seed=number)
         picture = Picture(folder / f"{number}.png", None, (32, 32), f"{number + 1:064x}")
-        samples.append(Sample(picture=picture, prompt=f"prompt {number}", crop=(0.5, 0.5)))
+        samples.append(Sample(picture=picture, prompt=f"prompt {number}", crop=(0.5, 0.5), size=(32, 32)))
         encode.write(cache.picture_file(samples[-1], False), {"moments": values["pictures"][0]})
         arrays = {"prompt_embeds": values["prompt_embeds"][0], "pooled_prompt_embeds": values["pooled"][0]}
         encode.write(cache.prompt_file(f"prompt {number}"), arrays)
@@ -254,12 +264,13 @@ def test_ranks_share_the_work_and_measure_the_same(parts):
     loss = whole.measure()
     assert whole.measure() == loss, "nothing random"
     assert whole.transformer.training and [p.name for p in whole.transformer.get_parameters()] == names_before
-    ranks = [Rank(0), Rank(1)]
-    for rank in ranks:
-        held_out(parts, rank).measure()
-    one, two = (rank.given[0] for rank in ranks)
-    assert np.array_equal(one == 0, two != 0) and len(one) == 2 * LEVELS
-    assert (one + two).astype(np.float64).mean() == loss
+    for sharded in (False, True):
+        ranks = [Rank(rank, 3) for rank in range(3)]
+        for rank in ranks:
+            held_out(parts, rank, shard_base=sharded).measure()
+        given = np.stack([rank.given[0] for rank in ranks])
+        assert given.shape == (3, 2 * LEVELS) and ((given != 0).sum(0) == 1).all(), "each counts once"
+        assert given.sum(0).astype(np.float64).mean() == loss
     assert held_out(parts, Rank(0, world_size=1), validation_seed=7).measure() != loss
     assert held_out(parts, Rank(0), validation_seed=7).fingerprint != whole.fingerprint
 
