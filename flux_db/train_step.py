@@ -48,7 +48,28 @@ def _position_ids(text_length, height, width):
     )
 
 
-class TrainStepForFluxDevDB(TrainStep):
+class Velocity:
+    """For cells with a transformer as `model`, `timesteps`, `guidance_scale` and `dtype`."""
+
+    def velocity(self, x_t, index, prompt_embeds, pooled):
+        """What the transformer answers to noisy latents [B, C, h, w], packed."""
+        txt_ids, img_ids = _position_ids(prompt_embeds.shape[1], x_t.shape[2], x_t.shape[3])
+        guidance = None
+        if self.guidance_scale is not None:
+            guidance = ops.full((x_t.shape[0],), self.guidance_scale, dtype=ms.float32)
+        return self.model(
+            hidden_states=flow.pack(x_t).astype(self.dtype),
+            timestep=self.timesteps[index],
+            guidance=guidance,
+            pooled_projections=pooled.astype(self.dtype),
+            encoder_hidden_states=prompt_embeds.astype(self.dtype),
+            txt_ids=txt_ids,
+            img_ids=img_ids,
+            return_dict=False,
+        )[0]
+
+
+class TrainStepForFluxDevDB(TrainStep, Velocity):
     """`step(pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary[, mask]) -> [5]`.
 
     pictures       [B, 2C, h, w] latent moments; or [B, 3, H, W] pixels in -1..1, if a VAE was given
@@ -113,20 +134,7 @@ class TrainStepForFluxDevDB(TrainStep):
         sigma = self.sigmas[index]
         x_0 = flow.latents_from_moments(self.encode(pictures), eps, self.vae_shift, self.vae_scale)
         x_t = flow.add_noise(x_0, noise, sigma)
-        txt_ids, img_ids = _position_ids(prompt_embeds.shape[1], x_0.shape[2], x_0.shape[3])
-        guidance = None
-        if self.guidance_scale is not None:
-            guidance = ops.full((x_0.shape[0],), self.guidance_scale, dtype=ms.float32)
-        velocity = self.model(
-            hidden_states=flow.pack(x_t).astype(self.dtype),
-            timestep=self.timesteps[index],
-            guidance=guidance,
-            pooled_projections=pooled.astype(self.dtype),
-            encoder_hidden_states=prompt_embeds.astype(self.dtype),
-            txt_ids=txt_ids,
-            img_ids=img_ids,
-            return_dict=False,
-        )[0]
+        velocity = self.velocity(x_t, index, prompt_embeds, pooled)
         mask = None if mask is None else flow.pack(mask)
         errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index], mask)
         if self.prior_loss_weight is None:

@@ -19,7 +19,7 @@ from flux_db.encode import Cache
 from flux_db.report import METRICS
 from flux_db.runtime import Runtime
 from flux_db.stream import Purpose, generator
-from flux_db.train_step import StepSettings
+from flux_db.train_step import StepSettings, Velocity
 
 # Each picture is noised at so many levels, spread evenly over the schedule.
 LEVELS = 8
@@ -27,7 +27,7 @@ LEVELS = 8
 BEST_NAME = "best_lora.safetensors"
 
 
-class FlowLoss(nn.Cell):
+class FlowLoss(nn.Cell, Velocity):
     """The training step's loss without its gradient, its weights by scheme and the LoRA's dropout.
 
     moments [1, 2C, h, w], noise [1, C, h, w], index [1], prompt_embeds [1, L, D], pooled [1, D'] -> [1]
@@ -43,23 +43,11 @@ class FlowLoss(nn.Cell):
         self.sigmas = Tensor(settings.sigmas, ms.float32)
         self.timesteps = Tensor(settings.timesteps, ms.float32)
 
-    def construct(self, moments, noise, index, prompt_embeds, pooled, txt_ids, img_ids):
+    def construct(self, moments, noise, index, prompt_embeds, pooled):
         # the posterior's mean: what the VAE would draw around it says nothing about the LoRA
         x_0 = flow.latents_from_moments(moments, ops.zeros_like(noise), self.vae_shift, self.vae_scale)
         x_t = flow.add_noise(x_0, noise, self.sigmas[index])
-        guidance = None
-        if self.guidance_scale is not None:
-            guidance = ops.full((x_0.shape[0],), self.guidance_scale, dtype=ms.float32)
-        velocity = self.model(
-            hidden_states=flow.pack(x_t).astype(self.dtype),
-            timestep=self.timesteps[index],
-            guidance=guidance,
-            pooled_projections=pooled.astype(self.dtype),
-            encoder_hidden_states=prompt_embeds.astype(self.dtype),
-            txt_ids=txt_ids,
-            img_ids=img_ids,
-            return_dict=False,
-        )[0]
+        velocity = self.velocity(x_t, index, prompt_embeds, pooled)
         return flow.squared_error(velocity, flow.pack(noise - x_0), ops.ones_like(self.sigmas[index]))
 
 
@@ -120,8 +108,6 @@ class HeldOut:
             np.array([index], np.int32),
             prompt["prompt_embeds"][None],
             prompt["pooled_prompt_embeds"][None],
-            np.zeros((len(prompt["prompt_embeds"]), 3), np.float32),
-            flow.image_position_ids(height, width),
         )
         return float(self.loss(*(Tensor(array) for array in arrays)).asnumpy()[0])
 

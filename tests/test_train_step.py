@@ -109,11 +109,13 @@ def test_loss_is_the_formula(cpu, world, tmp_path, scheme, weight_of, prior, mas
         values["mask"] = np.random.default_rng(5).random((ROWS, 1, SIDE, SIDE)).astype(np.float32)
     expected = loss_in_numpy(settings, values, velocity(transformer, settings, values), weight_of)
     step = TrainStepForFluxDevDB(transformer, optimizer, settings).set_train(True)
-    loss, norm, applied, scale = call(step, values)
+    loss, norm, applied, scale, stop = call(step, values)
     assert loss == pytest.approx(expected, rel=1e-6)
-    assert applied == 1 and norm > 0 and scale == 1
+    assert applied == 1 and norm > 0 and scale == 1 and stop == 0
     # the step is a function of its inputs, and it learns: the same batch again has a lower loss
-    assert call(step, values)[0] < loss
+    step.ask_to_stop()
+    again = call(step, values)
+    assert again[0] < loss and again[4] == 1
 
 
 def test_a_model_without_guidance(cpu, world, tmp_path):
@@ -151,7 +153,7 @@ def test_bad_gradients_never_reach_the_weights(cpu, world, tmp_path, fp16):
     first, last = {"boundary": np.array(False)}, {"boundary": np.array(True)}
 
     before = snapshot(step)
-    assert call(step, {**bad, **first}).tolist() == [0, 0, 0, 0]
+    assert call(step, {**bad, **first}).tolist() == [0, 0, 0, 0, 0]
     result = call(step, {**good, **last})
     assert result[2] == 0 and not np.isfinite(result[1])
     assert snapshot(step) == before
@@ -161,7 +163,7 @@ def test_bad_gradients_never_reach_the_weights(cpu, world, tmp_path, fp16):
     # the window after it is clean again, and its loss is the mean over both micro-steps
     call(step, {**good, **first})
     other = {**inputs(48, 32, seed=1), **last}
-    loss, norm, applied, _ = call(step, other)
+    loss, norm, applied, *_ = call(step, other)
     assert applied == 1 and np.isfinite(norm)
     assert snapshot(step) != before
     assert all(np.isfinite(p.asnumpy()).all() for p in optimizer.parameters)

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.numpy import save
 from test_train_step import inputs, loss_in_numpy, make, velocity
 
-from flux_db import encode, flow, sample_files
+from flux_db import encode, sample_files
 from flux_db.config import from_flat_dict, validation_prompts
 from flux_db.dataset import Dataset, Sample, check_pictures, read_dataset
 from flux_db.demo_pictures import write_demo_pictures
@@ -250,8 +250,7 @@ def test_the_validation_loss_is_the_formula_without_weights_and_dropout(parts):
     transformer.set_train(False)
     answer = velocity(transformer, settings, values)
     arrays = [values[name] for name in ("pictures", "noise", "index", "prompt_embeds", "pooled")]
-    ids = [np.zeros((8, 3), np.float32), flow.image_position_ids(4, 4)]
-    measured = loss(*(Tensor(array) for array in [*arrays, *ids])).asnumpy()
+    measured = loss(*(Tensor(array) for array in arrays)).asnumpy()
     transformer.set_train(True)
     assert measured.dtype == np.float32 and measured.shape == (1,)
     expected = loss_in_numpy(settings, values, answer, lambda sigma: np.ones_like(sigma))
