@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import csv
 import io
 import os
@@ -95,8 +96,10 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str
 
 
 def _uses_trigger(config: Config, seen: Survey) -> bool:
-    captions = [source.caption or "" for source in seen.found.sources]
-    return any(map(has_trigger, [config.data.instance_prompt, *raw_validation_prompts(config), *captions]))
+    prompts = [config.data.instance_prompt, *(source.caption or "" for source in seen.found.sources)]
+    with contextlib.suppress(UserError):  # a file that cannot be read is told as a problem
+        prompts += raw_validation_prompts(config)
+    return any(map(has_trigger, prompts))
 
 
 # --- the text ----------------------------------------------------------------------------------------------------
@@ -112,7 +115,9 @@ def _report(
     yield from _table(config, rows)
     yield ""
     yield f"Warnings: {_count_warnings(rows)}"
-    yield from (f"  {warning}" for warning in general)
+    yield from (f"  {warning}" for warning in general[:MOST_ROWS])
+    if len(general) > MOST_ROWS:
+        yield f"  ... and {len(general) - MOST_ROWS} more"
     yield ""
     yield from _plan(config, dataset)
 
@@ -160,6 +165,8 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     yield f"  epochs             {run.epochs:.4g}"
     yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
+    if dataset.held_out:
+        yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
     if data.with_prior_preservation:
         missing = data.num_class_images - len(dataset.class_samples)
         yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"

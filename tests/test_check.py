@@ -243,6 +243,15 @@ def test_the_plan_of_a_bucketed_run_is_what_its_order_does(world, tmp_path):
     assert made.seen == (4, 4)
 
 
+def test_pictures_that_are_held_out_are_counted(world, tmp_path, capsys):
+    write_demo_pictures(tmp_path / "held", 2, 8)
+    words = flags(world, tmp_path / "out", world.pictures, f"--validation_data_dir={tmp_path / 'held'}")
+    assert check.run(words) == 0
+    text = capsys.readouterr().out
+    assert "samples per epoch  3\n" in text and "held out           2 pictures" in text
+    assert f"{tmp_path / 'held' / 'dog_00.png'}: 8 x 8 is smaller than 16" in text
+
+
 def test_class_pictures_are_counted_and_the_pictures_told_are_the_subjects(world, tmp_path, capsys):
     write_demo_pictures(tmp_path / "class", 2, 64)
     more = ["--with_prior_preservation", f"--class_data_dir={tmp_path / 'class'}", "--class_prompt=a dog"]
@@ -361,5 +370,10 @@ def test_a_trigger_without_a_word_is_a_problem_that_names_the_files(world, tmp_p
 
 
 def test_a_trigger_word_that_is_used_nowhere_is_warned_of(world, tmp_path, capsys):
-    assert check.run(flags(world, tmp_path / "out", world.pictures, "--trigger_word=sks")) == 0
-    assert "--trigger_word sks: no caption and no prompt holds {trigger}" in capsys.readouterr().out
+    words = flags(world, tmp_path / "out", world.pictures, "--trigger_word=sks")
+    assert check.run(words) == 0
+    warning = "--trigger_word sks: no caption and no prompt holds {trigger}"
+    assert warning in capsys.readouterr().out
+    (tmp_path / "prompts.txt").write_text("a [trigger] in a bucket")
+    assert check.run([*words, f"--validation_prompts_file={tmp_path / 'prompts.txt'}"]) == 0
+    assert warning not in capsys.readouterr().out

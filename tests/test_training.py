@@ -227,7 +227,7 @@ def test_transparent_pictures_have_their_background_wherever_they_are_opened(cpu
         config=config, dataset=dataset, cache=cache, dealing=Dealing(batch=1), latent_shape=(16, 4, 4),
         learning_rates=np.zeros(1, np.float32), num_timesteps=1000,
     )  # fmt: skip
-    clear, solid = (batches._picture(sample, 0, 0) for sample in dataset.samples)
+    clear, solid = (batches._picture(sample, 0, 0)[0] for sample in dataset.samples)
     np.testing.assert_array_equal(clear, solid)
     np.testing.assert_allclose((clear[:, 0, 0] + 1) * 127.5, (51, 102, 204), atol=1e-4)
 
