@@ -158,7 +158,9 @@ def tiles(entries: list[tuple[str, str, str]]) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    """Long names of settings in the first column break after an underscore."""
+    lines = ([escape(row[0]).replace("_", "_<wbr>"), *map(escape, row[1:])] for row in rows)
+    cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>\n'
 

@@ -70,7 +70,7 @@ class Balanced(HTMLParser):
         self.tags.append(tag)
         self.addresses += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
         self.alts += [dict(attrs).get("alt") for _ in [0] if tag == "img"]
-        if tag not in ("meta", "img", "input", "br", "line", "path", "circle"):
+        if tag not in ("meta", "img", "input", "wbr", "line", "path", "circle"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -281,7 +281,7 @@ def test_comparison_of_runs(tmp_path, capsys):
     assert page.tags.count("img") == 2 and page.tags.count("script") == 1
     assert "a/run" in text and "b/run" in text and "no samples" in text
     table = text[text.index("Settings that differ") :]
-    assert all(words in table for words in ("learning_rate", "1e-4", "0.001")) and "resolution" not in table
+    assert all(words in table for words in ("learning_<wbr>rate", "1e-4", "0.001")) and "resolution" not in table
 
 
 # --- trackers ----------------------------------------------------------------------------------------------------
