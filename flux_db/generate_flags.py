@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from flux_db import fuse
+from flux_db.buckets import PIXELS_PER_TOKEN
 from flux_db.config import Config, from_flat_dict
 from flux_db.errors import UserError
 from flux_db.fuse import Additions, Weighted
-from flux_db.preflight import PIXELS_PER_TOKEN, check_model
+from flux_db.model_files import check_model
 
 GRID = "grid.png"
 

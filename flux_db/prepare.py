@@ -15,7 +15,7 @@ from flux_db.console import say
 from flux_db.dataset import Dataset, lacks_class_images, read_dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
-from flux_db.preflight import check_model
+from flux_db.model_files import check_model
 from flux_db.runtime import Runtime
 
 CONFIG_NAME = "config.yaml"

@@ -1,0 +1,190 @@
+"""Problems with a FLUX.1 folder, found without loading weights.
+
+Each message names the flag, the value and what to do.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flux_db import buckets
+from flux_db.buckets import PIXELS_PER_TOKEN
+from flux_db.config import Config, LoraConfig, validation_size
+from flux_db.errors import did_you_mean
+
+# How the stand-in for a large file begins in a git clone made without LFS.
+LFS_POINTER = b"version https://git-lfs"
+
+# No header of weights is near this size; a file that claims more is not read.
+HEADER_LIMIT = 100 * 2**20
+
+
+def check_model(folder: Path, config: Config) -> list[str]:
+    """Problems of a model folder for this run; a name on the hub has one only after the download."""
+    problems = [
+        f"--pretrained_model_name_or_path {folder}: {problem}"
+        for problem in (
+            *_missing_parts(folder, config.model.variant),
+            *_wrong_sides(folder, config),
+        )
+    ]
+    return problems or _unmatched_layers(folder / "transformer", config.lora)
+
+
+def _unmatched_layers(part: Path, config: LoraConfig) -> list[str]:
+    """Layers asked for that the transformer does not have; read from the headers of its weight files."""
+    if config.lora_layers is None:
+        return []
+    modules = {
+        name.removesuffix(".weight")
+        for file in part.glob("*.safetensors")
+        for name, entry in _safetensors_header(file).items()
+        if name.endswith(".weight") and len(entry.get("shape", ())) == 2
+    }
+    if not modules:
+        return []  # not for this check to tell: a damaged file shows when it is loaded
+    endings = {".".join(name.split(".")[i:]) for name in modules for i in range(name.count(".") + 1)}
+    return [
+        f"--lora_layers {layer}: no linear layer of the transformer has this name{did_you_mean(layer, endings)}"
+        for layer in config.layers
+        if layer not in endings
+    ]
+
+
+def _safetensors_header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            return json.loads(stream.read(min(length, HEADER_LIMIT)))
+    except (OSError, ValueError):
+        return {}
+
+
+def _missing_parts(folder: Path, variant: str | None) -> list[str]:
+    problems: list[str] = []
+    index = _read_json(folder / "model_index.json", problems)
+    if index is None:
+        return [f"{problems[0]}; a FLUX.1 folder in diffusers layout has it"]
+    if index.get("_class_name") != "FluxPipeline":
+        return [f"model_index.json names a {index.get('_class_name')}, not a FluxPipeline; use a FLUX.1 model"]
+    for part, check_part in MODEL_PARTS.items():
+        if os.path.isdir(folder / part):
+            problems += check_part(folder / part, variant)
+        else:
+            problems.append(f"{part} is missing")
+    return [f"{problem}; the download may be incomplete" for problem in problems]
+
+
+def _scheduler_problems(part: Path, _variant: str | None) -> list[str]:
+    problems: list[str] = []
+    _read_json(part / "scheduler_config.json", problems)
+    return problems
+
+
+def _network_problems(part: Path, variant: str | None) -> list[str]:
+    problems: list[str] = []
+    _read_json(part / "config.json", problems)
+    return problems + _weight_problems(part, variant)
+
+
+def _tokenizer_problems(part: Path, _variant: str | None) -> list[str]:
+    if any(os.path.isfile(part / name) for name in ("tokenizer.json", "vocab.json", "spiece.model")):
+        return []
+    return [f"{part.name} has no vocabulary"]
+
+
+MODEL_PARTS: dict[str, Callable[[Path, str | None], list[str]]] = {
+    "scheduler": _scheduler_problems,
+    "vae": _network_problems,
+    "transformer": _network_problems,
+    "text_encoder": _network_problems,
+    "text_encoder_2": _network_problems,
+    "tokenizer": _tokenizer_problems,
+    "tokenizer_2": _tokenizer_problems,
+}
+
+
+def _weight_problems(part: Path, variant: str | None) -> list[str]:
+    """Weights are one safetensors file, or an index that names several; a variant's files go before the plain ones."""
+    stem = "model" if part.name.startswith("text_encoder") else "diffusion_pytorch_model"
+    for single, index in (
+        (f"{stem}.{variant}.safetensors", f"{stem}.safetensors.index.{variant}.json"),
+        (f"{stem}.safetensors", f"{stem}.safetensors.index.json"),
+    ):
+        if os.path.isfile(part / single):
+            return _damaged([part / single])
+        if os.path.isfile(part / index):
+            return _shard_problems(part / index)
+    return [f"{part.name} has no weights ({stem}.safetensors or {stem}.safetensors.index.json)"]
+
+
+def _shard_problems(index: Path) -> list[str]:
+    problems: list[str] = []
+    content = _read_json(index, problems)
+    if content is None:
+        return problems
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        return [f"{index.parent.name}/{index.name} names no weight files"]
+    return _damaged(sorted({index.parent / str(shard) for shard in weight_map.values()}))
+
+
+def _damaged(files: list[Path]) -> list[str]:
+    problems = []
+    for file in files:
+        name = f"{file.parent.name}/{file.name}"
+        try:
+            with file.open("rb") as stream:
+                start = stream.read(len(LFS_POINTER))
+        except FileNotFoundError:
+            problems.append(f"{name} is missing")
+        except OSError as error:
+            problems.append(f"{name} cannot be read ({error.strerror})")
+        else:
+            if not start:
+                problems.append(f"{name} is empty")
+            elif start == LFS_POINTER:
+                problems.append(f"{name} is only a pointer of Git LFS, which git lfs pull would fetch")
+    return problems
+
+
+def _wrong_sides(folder: Path, config: Config) -> list[str]:
+    channels = (_read_json(folder / "vae" / "config.json", []) or {}).get("block_out_channels")
+    # Every VAE block but the last halves the picture, and a token is 2 x 2 latents.
+    multiple = 2 ** len(channels) if isinstance(channels, list) else PIXELS_PER_TOKEN
+    if PIXELS_PER_TOKEN % multiple == 0:
+        return []
+    data, found = config.data, []
+    if data.resolution % multiple:
+        found.append(f"its VAE needs a multiple of {multiple}, not --resolution {data.resolution}")
+    if any(side % multiple for size in _possible_sizes(config) for side in size):
+        found.append(f"its VAE needs multiples of {multiple}; name such sizes with --aspect_ratio_buckets")
+    size = config.validation.validation_size
+    if size is not None and any(side % multiple for side in validation_size(config)):
+        found.append(f"its VAE needs multiples of {multiple}, not --validation_size {size}")
+    return found
+
+
+def _possible_sizes(config: Config) -> list[buckets.Size]:
+    data, text = config.data, config.data.aspect_ratio_buckets
+    if text is None or buckets.problems(text, data.resolution, data.max_buckets):
+        return []
+    return buckets.candidates(data.resolution) if text.strip() == buckets.AUTO else buckets.parse(text)
+
+
+def _read_json(file: Path, problems: list[str]) -> dict[str, Any] | None:
+    """The content of a JSON file, or None with a note in problems."""
+    name = file.name if file.name == "model_index.json" else f"{file.parent.name}/{file.name}"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems.append(f"{name} is missing")
+    except (OSError, ValueError) as error:
+        problems.append(f"{name} cannot be read ({error})")
+    else:
+        if isinstance(content, dict):
+            return content
+        problems.append(f"{name} holds no JSON object")
+    return None
