@@ -197,7 +197,7 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before(cpu):
     )  # fmt: skip
     step = Step(line, optimizer, settings).set_train(True)
     one = np.ones(1, np.float32)
-    loss, norm, applied, _ = step(
+    loss, norm, applied, *_ = step(
         *(Tensor(v) for v in (one, 3 * one, one, one, one, one, one, np.float32(0.1), np.array(True)))
     ).asnumpy()
     assert (loss, norm, applied) == (9.0, 6.0, 1.0)
