@@ -85,6 +85,8 @@ def launch(config: Config, flags: Sequence[str], where: Cards, log_dir: Path | N
     if where.nodes > 1:
         log_dir /= f"server_{where.node_rank}"  # the folder is seen by all of them
     with Supervisor(log_dir) as supervisor:
+        if config.output.dry_run:
+            return supervisor.run([sys.executable, SCRIPT, *flags], MS_WORKER_NUM=str(where.total))
         if where.total == 1:
             return supervisor.run_logged([sys.executable, SCRIPT, *flags])
         if lacks_class_images(config):
@@ -136,9 +138,12 @@ class Supervisor:
             # MindSpore hears no signal while it waits for the other workers
             _send(process.pid, signal.SIGKILL if joining else gentle)
 
-    def run(self, command: Sequence[str]) -> int:
+    def run(self, command: Sequence[str], **variables: str) -> int:
         """One process, on this terminal; returns its exit code."""
-        process = subprocess.Popen(command, env=os.environ | {MARK: self.mark}, start_new_session=True)
+        if self.signal:
+            return 128 + self.signal
+        environment = os.environ | {MARK: self.mark} | variables
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
         return self._exit_code(process.wait())
 
     def run_logged(self, command: Sequence[str]) -> int:
@@ -152,12 +157,12 @@ class Supervisor:
 
     def run_workers(self, command: Sequence[str], where: Cards, stage: int) -> int:
         """The command on every card under msrun; returns the exit code of the worker that failed first, or 0."""
-        if self.signal:
-            return 128 + self.signal
         worker_logs.keep_old(self.log_dir)
         port = _port(where, stage)
         if where.node_rank:
             self._wait_for_first_server(where.master_addr, port)
+        if self.signal:
+            return 128 + self.signal
         msrun = [
             str(Path(sys.executable).parent / "msrun"),
             f"--worker_num={where.total}",
