@@ -36,6 +36,27 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     return _concat(_map(_flat, tensors))
 
 
+class FixedSum(nn.Cell):
+    """The sum of a vector, first in rows and then of the rows: the same bits every time.
+
+    MindSpore's CPU kernel shares one long vector out among threads, now so and now so. The last bit of the gradient's
+    norm then changes from run to run and from rank to rank, and by clipping reaches the weights.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        width = math.isqrt(length - 1) + 1
+        self.rows = -(-length // width)
+        self.width = width
+        self.padding = Tensor(np.zeros(self.rows * width - length), ms.float32)
+        self.is_padded = self.rows * width > length
+
+    def construct(self, x: Tensor) -> Tensor:
+        if self.is_padded:
+            x = _concat((x, self.padding))
+        return ops.ReduceSum()(ops.ReduceSum()(_reshape(x, (self.rows, self.width)), 1))
+
+
 class FlatOptimizer(nn.Cell):
     """Holds the trainable parameters and the optimizer's state; `construct(gradient, lr, apply)` makes one update.
 
@@ -49,6 +70,7 @@ class FlatOptimizer(nn.Cell):
         self.parameters = ms.ParameterTuple(params)
         self.sizes = tuple(int(np.prod(p.shape)) for p in params)
         self.starts = tuple(int(start) for start in np.cumsum((0, *self.sizes[:-1])))
+        self.sum = FixedSum(sum(self.sizes))
         self.beta1, self.beta2 = config.adam_beta1, config.adam_beta2
         # taken here in double: the graph would compute 1 - beta in fp32, which is wrong by 1e-5 for beta 0.999
         self.rest1, self.rest2 = 1.0 - self.beta1, 1.0 - self.beta2
@@ -120,11 +142,11 @@ class Prodigy(FlatOptimizer):
         d = self.d.value()
         step = d * lr * ops.sqrt(bias_correction2) / bias_correction1
         old = flatten(self.parameters)
-        numerator = self.beta3 * self.numerator + (d / self.d_0) * step * (gradient * (self.start - old)).sum()
+        numerator = self.beta3 * self.numerator + (d / self.d_0) * step * self.sum(gradient * (self.start - old))
         m = self.beta1 * self.exp_avg + d * self.rest1 * gradient
         v = self.beta2 * self.exp_avg_sq + d * d * self.rest2 * (gradient * gradient)
         s = self.beta3 * self.s + (d / self.d_0) * d * gradient
-        total = ops.abs(s).sum()
+        total = self.sum(ops.abs(s))
         d_new = ops.maximum(d, numerator / total)
         new = old * (1.0 - self.weight_decay * step) - step * m / (ops.sqrt(v) + d_new * self.eps)
         # as in the original, nothing moves at learning rate 0 (the start of a warm-up) or before the first gradient

@@ -92,6 +92,8 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
     if device == "Ascend":
         # msrun gives each worker its card by DEVICE_ID
         ms.set_device(device, int(os.environ.get("DEVICE_ID", "0")))
+        # the same bits in every run and on every rank, or nothing could be resumed exactly
+        ms.set_deterministic(True)
         ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": config.jit_level})
     else:
         ms.set_device(device)

@@ -167,7 +167,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         vector = self.all_reduce(vector) / self.parts
         scale = self.loss_scaler.scale_value * 1.0
         gradient, loss, stop = vector[:-2] / scale, vector[-2], vector[-1] * self.parts
-        norm = ops.sqrt((gradient * gradient).sum())
+        norm = ops.sqrt(self.optimizer.sum(gradient * gradient))
         finite = ops.isfinite(norm)
         clip = ops.minimum(self.max_grad_norm / (norm + 1e-6), Tensor(1.0, ms.float32))
         self.optimizer(gradient * clip, lr, finite)
