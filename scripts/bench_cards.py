@@ -48,10 +48,10 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--equal", action="store_true", help="only compare the results")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        time_all_reduce(arguments.worker)
+    if arguments.length:
+        time_all_reduce(arguments.length)
         return
     with tempfile.TemporaryDirectory() as folder:
         compare_results(Path(folder))
@@ -93,7 +93,7 @@ def measure_times(folder: Path) -> None:
         print(f"| {cards} | {run.first_step:.1f} s | {run.seconds:.3f} |", flush=True)
     length = sum(value.size for value in runs[2].weights.values()) + 2
     with Supervisor(folder / "logs") as supervisor:
-        code = supervisor.run_workers([__file__, "--worker", str(length)], Cards(cards=2), 0)
+        code = supervisor.run_workers([__file__, "--length", str(length)], Cards(cards=2), 0)
     if code:
         sys.exit(code)
     text = (folder / "logs" / "worker_0.log").read_text()
