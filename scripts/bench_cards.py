@@ -74,6 +74,17 @@ def compare_results(folder: Path) -> None:
     train(folder, "moved", 2, 2, [*flags, "--max_train_steps", "5"])
     more = [*flags, "--max_train_steps", "10", "--resume_from_checkpoint", "latest"]
     tell("2 cards for 5 steps, then 1 card", train(folder, "moved", 1, GLOBAL_BATCH, more), reference)
+    prior = ["--with_prior_preservation", "--class_prompt", "a dog", "--num_class_images", "3"]
+    prior += ["--validation_inference_steps", "2", "--sample_batch_size", "1", "--max_train_steps", "5"]
+    runs = []
+    for cards in (1, 2):
+        classes = ["--class_data_dir", str(folder / f"class{cards}")]
+        runs.append(train(folder, f"prior{cards}", cards, GLOBAL_BATCH // cards, [*flags, *prior, *classes]))
+    tell("2 cards, with class pictures, 5 steps", runs[1], runs[0])
+    drawn = [[path.read_bytes() for path in sorted((folder / f"class{n}").iterdir())] for n in (1, 2)]
+    print(
+        f"class pictures drawn by one and by two cards: {'the same bytes' if drawn[0] == drawn[1] else 'they differ'}"
+    )
 
 
 def tell(name: str, run: Run, reference: Run) -> None:
