@@ -42,8 +42,8 @@ PATIENCE = {"HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600"}
 ONE_SERVER_PATIENCE = {"MS_NODE_TIMEOUT": "3600"}
 # Workers of other servers are waited for this long.
 CLUSTER_SECONDS = 600
-# After the last worker has ended, the scheduler may take this long; then it is stopped too.
-SCHEDULER_SECONDS = 10.0
+# The scheduler ends by itself after its workers. If one of them failed it waits for minutes, and is stopped.
+SCHEDULER_SECONDS, FAILED_SCHEDULER_SECONDS = 60.0, 1.0
 # Several servers must agree on one without talking.
 DEFAULT_PORT = 8118
 
@@ -210,7 +210,8 @@ class Supervisor:
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since > SCHEDULER_SECONDS:
+            failed = worker_logs.has_failed(self.log_dir)
+            if time.monotonic() - alone_since > (FAILED_SCHEDULER_SECONDS if failed else SCHEDULER_SECONDS):
                 for process in _marked(self.mark):
                     if process.role == "MS_SCHED":
                         _send(process.pid, signal.SIGKILL)

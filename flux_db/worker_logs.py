@@ -65,9 +65,7 @@ def follow(path: Path) -> Iterator[None]:
 
 def tell_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
     """Say which rank failed first and its last lines; returns its exit code. `ranks` has the rank of each process."""
-    # msrun ends the others as soon as it has seen one fail, so the first line is the cause
-    text = (log_dir / MSRUN).read_text(errors="replace")
-    match = re.search(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)", text)
+    match = _first_failure(log_dir)
     rank = ranks.get(int(match[1])) if match else None
     if rank is None:
         say(f"error: the launch failed; what msrun told is in {log_dir / MSRUN}")
@@ -79,6 +77,17 @@ def tell_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
     for line in last_error(log.read_text(errors="replace") if log.exists() else ""):
         say(f"  {line}")
     return 128 - code if code < 0 else code
+
+
+def has_failed(log_dir: Path) -> bool:
+    """Whether msrun has seen a worker fail."""
+    return _first_failure(log_dir) is not None
+
+
+def _first_failure(log_dir: Path) -> re.Match | None:
+    """Process and exit code. msrun ends the others as soon as it has seen one fail, so the first line is the cause."""
+    text = (log_dir / MSRUN).read_text(errors="replace")
+    return re.search(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)", text)
 
 
 def last_error(log: str) -> list[str]:
