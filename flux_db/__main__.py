@@ -52,11 +52,11 @@ def check_run(argv: list[str]) -> int:
 def prepare(argv: list[str]) -> None:
     """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
     config = parse_config(argv, checks=(check, check_files, check_pictures))
-    from flux_db import prepare, runtime
+    from flux_db import prepare
     from flux_db.lock import OutputLock
 
     with OutputLock(config.output.output_dir):
-        prepare.prepare(config, runtime.Runtime(device="", dtype=None))
+        prepare.prepare(config, prepare.Alone())
 
 
 def encode(argv: list[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import nn
 from mindspore.amp import DynamicLossScaler
 
-from flux_db import flow, lora, models, optim, sharding
+from flux_db import flow, lora, model_files, models, optim, sharding
 from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, total_steps
@@ -122,8 +122,8 @@ def _tell_data(config: Config, dataset: Dataset, dealing: Dealing) -> None:
 
 def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:
     sigmas, timesteps = models.training_table(model)
-    vae = models.read_config(model, "vae")
-    has_guidance = models.read_config(model, "transformer").get("guidance_embeds", False)
+    vae = model_files.read_config(model, "vae")
+    has_guidance = model_files.read_config(model, "transformer").get("guidance_embeds", False)
     return StepSettings(
         sigmas=sigmas,
         timesteps=timesteps,
@@ -140,7 +140,7 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
 
 
 def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:
-    vae = models.read_config(model, "vae")
+    vae = model_files.read_config(model, "vae")
     side = config.data.resolution // 2 ** (len(vae["block_out_channels"]) - 1)
     return vae["latent_channels"], side, side
 

@@ -22,7 +22,7 @@ from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
 from flux_db.images import WHITE, load_rgb, resize_and_crop
 from flux_db.masks import mask_at
-from flux_db.models import fingerprint
+from flux_db.model_files import fingerprint
 
 SCHEMA = 1
 

@@ -14,7 +14,7 @@ from mindspore import Tensor, nn
 from PIL import Image
 from tqdm import tqdm
 
-from flux_db import encode, fuse, generate_flags, models, runtime
+from flux_db import encode, fuse, generate_flags, model_files, models, runtime
 from flux_db.atomic import write_file
 from flux_db.config import Config
 from flux_db.console import say, stage
@@ -84,7 +84,7 @@ def _open(order: Order) -> tuple[Config, Path, Cache]:
     config = order.config
     if not order.precision_given and runtime.choose_device(config.runtime.device)[0] == "Ascend":
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, mixed_precision="bf16"))
-    model = models.locate(config.model)
+    model = model_files.locate(config.model)
     return config, model, encode.open_cache(config, model)
 
 

@@ -199,7 +199,7 @@ class Supervisor:
         self._ranks: dict[int, int] = {}
         alone_since = None
         while msrun.poll() is None:
-            time.sleep(0.2)
+            time.sleep(0.2 if self._ranks else 0.05)
             workers = {p.pid: p.rank for p in _marked(self.mark) if p.role == "MS_WORKER" and p.parent == msrun.pid}
             if workers and not self._ranks:
                 # msrun waits for its workers in a busy loop, which would take a core from them

@@ -1,24 +1,77 @@
-"""Problems with a FLUX.1 folder, found without loading weights.
+"""A FLUX.1 folder as files: found or fetched, fingerprinted, and looked through for problems. Loads no weights.
 
-Each message names the flag, the value and what to do.
+Each problem names the flag, the value and what to do.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from flux_db import buckets
 from flux_db.buckets import PIXELS_PER_TOKEN
-from flux_db.config import Config, LoraConfig, validation_size
-from flux_db.errors import did_you_mean
+from flux_db.config import Config, LoraConfig, ModelConfig, validation_size
+from flux_db.console import stage
+from flux_db.errors import UserError, did_you_mean
 
 # How the stand-in for a large file begins in a git clone made without LFS.
 LFS_POINTER = b"version https://git-lfs"
 
 # No header of weights is near this size; a file that claims more is not read.
 HEADER_LIMIT = 100 * 2**20
+
+_WHOLE_FILE_BYTES = 64 * 2**20
+_PIECE_BYTES = 2**20
+
+PARTS = ("scheduler", "vae", "transformer", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+
+
+def locate(config: ModelConfig) -> Path:
+    """The model's folder on this machine; downloaded first, if the name is one of the hub."""
+    folder = Path(config.pretrained_model_name_or_path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    with stage(f"Fetching {config.pretrained_model_name_or_path} from the hub"):
+        try:
+            return Path(
+                snapshot_download(
+                    config.pretrained_model_name_or_path,
+                    revision=config.revision,
+                    cache_dir=config.cache_dir,
+                    allow_patterns=["model_index.json", *(f"{part}/*" for part in PARTS)],
+                )
+            )
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
+            raise UserError(
+                f"--pretrained_model_name_or_path {config.pretrained_model_name_or_path}: is not a folder here, and "
+                f"cannot be fetched from the hub ({type(problem).__name__}); give a local folder, or log in and retry"
+            ) from problem
+
+
+def fingerprint(folder: Path, parts: Iterable[str]) -> str:
+    """Hash of the named parts' files; of large files the size and samples, since hashing T5 whole takes a minute."""
+    digest = hashlib.sha256()
+    for path in sorted(p for part in parts for p in (folder / part).rglob("*") if p.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)} {size}\n".encode())
+        with path.open("rb") as file:
+            if size <= _WHOLE_FILE_BYTES:
+                digest.update(file.read())
+                continue
+            for offset in range(0, size, size // 16):
+                file.seek(offset)
+                digest.update(file.read(_PIECE_BYTES))
+    return digest.hexdigest()
+
+
+def read_config(folder: Path, part: str) -> dict[str, Any]:
+    name = "scheduler_config.json" if part == "scheduler" else "config.json"
+    return json.loads((folder / part / name).read_text())
 
 
 def check_model(folder: Path, config: Config) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flux_db import card, hub, models, sample_files, state
+from flux_db import card, hub, model_files, sample_files, state
 from flux_db.batches import BatchSource
 from flux_db.build import Training, build, step_settings
 from flux_db.config import Config, validation_prompts
@@ -28,7 +28,7 @@ from flux_db.validation_loss import BEST_NAME, HeldOut
 def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset, stop: StopRequest) -> int:
     """Train to the end; returns the exit code."""
     fingerprints = {
-        "model_fingerprint": models.fingerprint(model, ("transformer", "vae", "scheduler")) + cache.text_model,
+        "model_fingerprint": model_files.fingerprint(model, ("transformer", "vae", "scheduler")) + cache.text_model,
         "data_fingerprint": dataset.fingerprint(),
     }
     start = find_start(config, runtime, fingerprints)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from flux_db import checkpoint, encode, models
+from flux_db import checkpoint, encode
 from flux_db.atomic import write_file
 from flux_db.cli import to_yaml
 from flux_db.config import Config
@@ -15,36 +17,53 @@ from flux_db.console import say
 from flux_db.dataset import Dataset, lacks_class_images, read_dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
-from flux_db.model_files import check_model
-from flux_db.runtime import Runtime
+from flux_db.model_files import check_model, locate
 
 CONFIG_NAME = "config.yaml"
 WARNINGS_SHOWN = 20
 
 
-def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
+class Place(Protocol):
+    """A process among others, as runtime.Runtime tells it."""
+
+    @property
+    def is_main(self) -> bool: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The place of a process that has no others. MindSpore need not be imported for it, which takes seconds."""
+
+    is_main: bool = True
+    world_size: int = 1
+
+
+def prepare(config: Config, place: Place) -> tuple[Path, Cache, Dataset]:
     """The model's folder, the filled cache, and the data. Encoders are loaded only for what the cache lacks.
 
     With several cards everything must have been prepared before: no rank waits while another encodes.
     """
     output = Path(config.output.output_dir)
-    if runtime.is_main:
+    if place.is_main:
         output.mkdir(parents=True, exist_ok=True)
         checkpoint.clean_leftovers(output)
         write_file(output / CONFIG_NAME, to_yaml(config).encode())
-    model = models.locate(config.model)
+    model = locate(config.model)
     if problems := check_model(model, config):
         raise UserError(problems)
     cache = encode.open_cache(config, model)
     dataset, warnings = read_dataset(config)
-    if runtime.is_main:
+    if place.is_main:
         for warning in warnings[:WARNINGS_SHOWN]:
             say(f"warning: {warning}")
         if len(warnings) > WARNINGS_SHOWN:
             say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
     work = encode.missing(config, cache, dataset)
     lacks_class = lacks_class_images(config)
-    if runtime.world_size > 1 and (work or lacks_class):
+    if place.world_size > 1 and (work or lacks_class):
         raise UserError(
             "not everything is encoded yet, and no card waits while another encodes; start with scripts/train_multi.sh,"
             " or run python -m flux_db prepare with the same flags first (on several servers all folders must be on a "
@@ -56,7 +75,7 @@ def prepare(config: Config, runtime: Runtime) -> tuple[Path, Cache, Dataset]:
         dataset, _ = read_dataset(config)
         work = encode.missing(config, cache, dataset)
     _encode(config, cache, work)
-    if not work and runtime.is_main:
+    if not work and place.is_main:
         say("Prompts and pictures are already encoded: no encoder is loaded")
     return model, cache, dataset
 
@@ -78,7 +97,7 @@ def _run(command: str, config: Config) -> None:
 
 def encode_all(config: Config) -> None:
     """`python -m flux_db encode`: fill the cache in this process."""
-    model = models.locate(config.model)
+    model = locate(config.model)
     cache = encode.open_cache(config, model)
     dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from flux_db import encode, models, runtime
+from flux_db import encode, model_files, models, runtime
 from flux_db.atomic import write_file
 from flux_db.config import Config
 from flux_db.console import say, stage
@@ -35,7 +35,7 @@ def generate(config: Config) -> None:
     device.barrier()  # all have looked before one writes
     if not numbers:
         return
-    model = models.locate(config.model)
+    model = model_files.locate(config.model)
     cache = encode.open_cache(config, model)
     prompt = encode.read(cache.prompt_file(config.data.class_prompt))
     if prompt is None:

@@ -66,17 +66,25 @@ def follow(path: Path) -> Iterator[None]:
 def tell_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
     """Say which rank failed first and its last lines; returns its exit code. `ranks` has the rank of each process."""
     match = _first_failure(log_dir)
-    rank = ranks.get(int(match[1])) if match else None
+    rank = ranks.get(int(match[1]), _rank_with_error(log_dir)) if match else None
+    code = int(match[2]) if match else 1
     if rank is None:
         say(f"error: the launch failed; what msrun told is in {log_dir / MSRUN}")
-        return 1
-    code = int(match[2])
+        return 128 - code if code < 0 else code
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     log = worker(log_dir, rank)
     say(f"\nerror: rank {rank} {how}, and the other ranks were stopped. Its last lines, from {log}:")
     for line in last_error(log.read_text(errors="replace") if log.exists() else ""):
         say(f"  {line}")
     return 128 - code if code < 0 else code
+
+
+def _rank_with_error(log_dir: Path) -> int | None:
+    """For a worker that ended before it was seen: whose log tells of an error."""
+    for path in sorted(log_dir.glob("worker_*.log")):
+        if re.search(r"(?m)^(error:|Traceback)", path.read_text(errors="replace")):
+            return int(path.stem.removeprefix("worker_"))
+    return None
 
 
 def has_failed(log_dir: Path) -> bool:

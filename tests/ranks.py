@@ -18,17 +18,13 @@ def fail_before_init() -> None:
     sys.exit("error: this rank fails before it has joined the others")
 
 
-def raise_in_step_three() -> None:
-    from flux_db.trainer import Trainer
+def raise_after_init() -> None:
+    from flux_db import pipeline
 
-    right = Trainer._finish
+    def build(*_):
+        raise RuntimeError("this rank fails after it has joined the others")
 
-    def finish(self, pending):
-        if pending.step == 3:
-            raise RuntimeError("the third step of rank 1 went wrong")
-        right(self, pending)
-
-    Trainer._finish = finish
+    pipeline.build = build
 
 
 def nan_in_step_two_and_other_weights_after_step_three() -> None:

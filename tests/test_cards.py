@@ -163,8 +163,10 @@ def test_sigterm_stops_all_ranks_on_the_same_step(world, tmp_path):
 
 def test_a_killed_worker_ends_the_job(world, tmp_path):
     output = tmp_path / "run"
-    process = start(world.settings(output, **QUICK | {"max_train_steps": 100000}))
-    wait_for_steps(process, output, 1)
+    process = start(world.settings(output, **QUICK))
+    while worker_logs.is_silent(output / "logs", 1):
+        assert process.poll() is None
+        time.sleep(0.05)
     begin = time.monotonic()
     os.kill(worker(process.args, 1), signal.SIGKILL)
     text = finish(process)
@@ -178,7 +180,7 @@ def test_a_killed_worker_ends_the_job(world, tmp_path):
     [
         ("fail_before_init", 1, "this rank fails before it has joined the others"),
         ("differ_at_the_start", 1, "at the start the cards differ from rank 0 in: LoRA weights (rank 1)"),
-        ("raise_in_step_three", 1, "the third step of rank 1 went wrong"),
+        ("raise_after_init", 1, "this rank fails after it has joined the others"),
     ],
 )
 def test_what_goes_wrong_on_one_rank_is_told(world, tmp_path, wrong, code, message):
@@ -262,6 +264,19 @@ def test_a_worker_that_said_nothing_yet_is_joining(tmp_path):
     assert worker_logs.is_silent(tmp_path, 0)
     (tmp_path / "worker_0.log").write_text("Loading the transformer ...\n")
     assert not worker_logs.is_silent(tmp_path, 0)
+
+
+def test_a_worker_that_ended_before_it_was_seen_is_known_by_its_log(tmp_path, capsys):
+    (tmp_path / worker_logs.MSRUN).write_text("[ERROR] Worker process 77 exit with exception. Error code: 2.\n")
+    (tmp_path / "worker_0.log").write_text("all is well\n")
+    (tmp_path / "worker_1.log").write_text("error: no such folder\n")
+    assert worker_logs.tell_failure(tmp_path, {}) == 2
+    assert "rank 1 failed with exit code 2" in capsys.readouterr().err
+    (tmp_path / "worker_1.log").write_text("")
+    assert worker_logs.tell_failure(tmp_path, {}) == 2
+    assert worker_logs.MSRUN in capsys.readouterr().err
+    (tmp_path / worker_logs.MSRUN).write_text("")
+    assert worker_logs.tell_failure(tmp_path, {}) == 1
 
 
 def test_logs_of_the_launch_before_are_kept(tmp_path):

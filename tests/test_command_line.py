@@ -135,7 +135,7 @@ def test_killed_and_resumed(tmp_path):
     sys.path.insert(0, str(ROOT / "scripts"))
     from crash_test import crash_test
 
-    result = crash_test(tmp_path, kills=3)
+    result = crash_test(tmp_path, kills=2)
     assert result.ok, result
 
 

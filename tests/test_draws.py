@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from safetensors.numpy import load_file, save_file
 from world import lora_bytes, make_world, metrics, train, without_time
 
-from flux_db import build, encode, models
+from flux_db import build, encode, model_files
 from flux_db.batches import BatchSource, prefetch
 from flux_db.config import from_flat_dict, to_flat_dict
 from flux_db.dataset import read_dataset
@@ -39,7 +39,7 @@ def world(tmp_path_factory):
 
 def encoded(config):
     """Model, cache and data of a run, the pictures encoded in this process; each prompt gets numbers of its own."""
-    model = models.locate(config.model)
+    model = model_files.locate(config.model)
     cache = encode.open_cache(config, model)
     dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)

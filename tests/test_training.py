@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.numpy import load, load_file
 from world import lora_bytes, metrics, train, without_time
 
-from flux_db import encode, models, state
+from flux_db import encode, model_files, state
 from flux_db.batches import BatchSource, prefetch
 from flux_db.config import from_flat_dict, to_flat_dict
 from flux_db.dataset import read_dataset
@@ -184,7 +184,7 @@ def test_only_what_changed_is_encoded_again(cpu, world, tmp_path):
 
     def work(**changes):
         changed = world.config(tmp_path / "out", **places, **changes)
-        cache = open_cache(changed, models.locate(changed.model))
+        cache = open_cache(changed, model_files.locate(changed.model))
         return encode.missing(changed, cache, read_dataset(changed)[0])
 
     assert (len(work().prompts), len(work().pictures)) == (1, 3)
