@@ -1,13 +1,19 @@
 """Files and folders that are there whole or not at all, also after a crash, a power cut or a full disk."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 TEMP_PREFIX = ".tmp-flux_db-"
 
@@ -27,6 +33,13 @@ def write_file(path: Path | str, data: bytes) -> None:
             temp.unlink()
         raise
     sync_folder(path.parent)
+
+
+def write_png(path: Path | str, picture: Image.Image, **options: Any) -> None:
+    """Write a picture as `write_file` does; the options go to PIL."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", **options)
+    write_file(path, buffer.getvalue())
 
 
 def write_folder(path: Path | str, files: Files, *, set_aside: Path | None = None) -> None:

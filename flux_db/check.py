@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from flux_db import contact_sheet, images, plan
-from flux_db.atomic import write_file
+from flux_db.atomic import write_file, write_png
 from flux_db.cli import read_config
 from flux_db.config import Config, background, has_trigger, raw_validation_prompts
 from flux_db.dataset import Dataset, Sample, Survey, read_dataset, survey
@@ -191,11 +191,10 @@ def printable(text: str) -> str:
 def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[str]:
     """Contact sheet and table; the problems there were with them."""
     output = Path(config.output.output_dir)
-    buffer = io.BytesIO()
-    _sheet(config, folder, rows).save(buffer, "PNG")
+    sheet = _sheet(config, folder, rows)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        write_file(output / SHEET_NAME, buffer.getvalue())
+        write_png(output / SHEET_NAME, sheet)
         write_file(output / TABLE_NAME, _table_file(rows))
     except OSError as error:
         return [f"--output_dir {output}: cannot be written ({error.strerror or error})"]

@@ -417,17 +417,19 @@ def validation_prompts(config: Config) -> tuple[str, ...]:
 
 def raw_validation_prompts(config: Config) -> list[str]:
     """The same as they were written, with {trigger} in them."""
-    validation = config.validation
-    lines: list[str] = []
-    if validation.validation_prompts_file is not None:
-        try:
-            text = Path(validation.validation_prompts_file).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
-            raise UserError(f"--validation_prompts_file {validation.validation_prompts_file}: {reason}") from None
-        lines = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
-    prompts = [line for line in lines if line and not line.startswith("#")]
-    return [*validation.validation_prompt, *prompts]
+    file = config.validation.validation_prompts_file
+    return [*config.validation.validation_prompt, *(read_prompts(file, "validation_prompts_file") if file else [])]
+
+
+def read_prompts(path: Path | str, flag: str) -> list[str]:
+    """The prompts of a text file, one on each line; empty lines and those that begin with # are none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
+        raise UserError(f"--{flag} {path}: {reason}") from None
+    lines = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def validation_size(config: Config) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from flux_db import encode, fuse, generate_flags, model_files, models, runtime
-from flux_db.atomic import write_file
+from flux_db.atomic import write_png
 from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.encode import Cache
@@ -63,10 +62,10 @@ def draw(order: Order, cache: Cache, sampler: Sampler) -> Path:
     drawn: list[Image.Image] = []
     pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
     for path, picture in zip(order.pictures(), pictures, strict=True):
-        _save(path, picture)
+        write_png(path, picture)
         drawn.append(picture)
     rows = [drawn[start : start + order.num] for start in range(0, len(drawn), order.num)]
-    _save(order.output / GRID, grid(rows))
+    write_png(order.output / GRID, grid(rows))
     return order.output / GRID
 
 
@@ -91,9 +90,3 @@ def _open(order: Order) -> tuple[Config, Path, Cache]:
 def _not_encoded(order: Order, cache: Cache) -> list[str]:
     distinct = dict.fromkeys(order.prompts)
     return [prompt for prompt in distinct if encode.read(cache.prompt_file(prompt)) is None]
-
-
-def _save(path: Path, picture: Image.Image) -> None:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    write_file(path, buffer.getvalue())

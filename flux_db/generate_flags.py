@@ -12,7 +12,7 @@ import numpy as np
 
 from flux_db import fuse
 from flux_db.buckets import PIXELS_PER_TOKEN
-from flux_db.config import Config, from_flat_dict
+from flux_db.config import Config, from_flat_dict, parse_size, read_prompts
 from flux_db.errors import UserError
 from flux_db.fuse import Additions, Weighted
 from flux_db.model_files import check_model
@@ -127,9 +127,9 @@ def _prompts_of(path: Path | None, problems: list[str]) -> list[str]:
     if path is None:
         return []
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as problem:
-        problems.append(f"--prompts_file {path}: cannot be read: {problem}")
+        return read_prompts(path, "prompts_file")
+    except UserError as error:
+        problems += error.problems
         return []
 
 
@@ -173,7 +173,7 @@ def _positive(text: str) -> int:
 
 
 def _size(text: str) -> tuple[int, int]:
-    parts = text.lower().split("x")
-    if len(parts) != 2 or any(not p.isdecimal() or int(p) == 0 or int(p) % PIXELS_PER_TOKEN for p in parts):
+    size = parse_size(text)
+    if size is None or any(side == 0 or side % PIXELS_PER_TOKEN for side in size):
         raise argparse.ArgumentTypeError(f"must be height x width in multiples of {PIXELS_PER_TOKEN}, not {text}")
-    return int(parts[0]), int(parts[1])
+    return size

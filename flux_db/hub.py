@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from flux_db import sample_files
 from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.errors import UserError
@@ -89,15 +90,9 @@ def retry_command(output: Path, name: str, private: bool) -> str:
 
 def files_to_push(output: Path) -> list[str]:
     """LoRA, card, and the samples that the card shows; never cache, checkpoints, logs or settings with local paths."""
-    last = last_round(output)
-    samples = [f"{last.relative_to(output).as_posix()}/*.png"] if last else []
-    return [FILE_NAME, "README.md", "samples/grid.png", *samples]
-
-
-def last_round(output: Path) -> Path | None:
-    """The folder of the last sample pictures."""
-    rounds = [folder for folder in output.glob("samples/step-*") if any(folder.glob("*.png"))]
-    return max(rounds, key=lambda folder: int(folder.name.removeprefix("step-")), default=None)
+    rounds = sample_files.read_rounds(output)
+    samples = [picture.path.relative_to(output).as_posix() for picture in rounds[-1].pictures] if rounds else []
+    return [FILE_NAME, "README.md", f"{sample_files.SAMPLES}/{sample_files.GRID}", *samples]
 
 
 def _api() -> Any:

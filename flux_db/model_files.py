@@ -15,12 +15,10 @@ from flux_db.buckets import PIXELS_PER_TOKEN
 from flux_db.config import Config, LoraConfig, ModelConfig, validation_size
 from flux_db.console import stage
 from flux_db.errors import UserError, did_you_mean
+from flux_db.weight_file import Entry, open_weights
 
 # How the stand-in for a large file begins in a git clone made without LFS.
 LFS_POINTER = b"version https://git-lfs"
-
-# No header of weights is near this size; a file that claims more is not read.
-HEADER_LIMIT = 100 * 2**20
 
 _WHOLE_FILE_BYTES = 64 * 2**20
 _PIECE_BYTES = 2**20
@@ -93,8 +91,8 @@ def _unmatched_layers(part: Path, config: LoraConfig) -> list[str]:
     modules = {
         name.removesuffix(".weight")
         for file in part.glob("*.safetensors")
-        for name, entry in _safetensors_header(file).items()
-        if name.endswith(".weight") and len(entry.get("shape", ())) == 2
+        for name, entry in _entries(file).items()
+        if name.endswith(".weight") and len(entry.shape) == 2
     }
     if not modules:
         return []  # not for this check to tell: a damaged file shows when it is loaded
@@ -106,12 +104,10 @@ def _unmatched_layers(part: Path, config: LoraConfig) -> list[str]:
     ]
 
 
-def _safetensors_header(file: Path) -> dict[str, Any]:
+def _entries(file: Path) -> dict[str, Entry]:
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            return json.loads(stream.read(min(length, HEADER_LIMIT)))
-    except (OSError, ValueError):
+        return open_weights(file).entries
+    except UserError:
         return {}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
 from flux_db import encode, model_files, models, runtime
-from flux_db.atomic import write_file
+from flux_db.atomic import write_png
 from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.dataset import sound_class_pictures
@@ -62,9 +61,7 @@ def generate(config: Config) -> None:
         unit="picture",
     )
     for number, picture in zip(numbers, pictures, strict=True):
-        buffer = io.BytesIO()
-        picture.save(buffer, "PNG")
-        write_file(folder / NAME.format(number), buffer.getvalue())
+        write_png(folder / NAME.format(number), picture)
 
 
 def _missing_numbers(config: Config, folder: Path) -> list[int]:

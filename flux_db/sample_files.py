@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
-from flux_db.atomic import write_file
+from flux_db.atomic import write_png
 
 SAMPLES = "samples"
 GRID = "grid.png"
@@ -41,9 +40,7 @@ def write(path: Path, picture: Image.Image, *, prompt: str, number: int, seed: i
     about.add_itxt("prompt", prompt)
     about.add_text("number", str(number))
     about.add_text("seed", str(seed))
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", pnginfo=about)
-    write_file(path, buffer.getvalue())
+    write_png(path, picture, pnginfo=about)
 
 
 def read_rounds(output: Path) -> list[Round]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from flux_db import encode, sample_files
-from flux_db.atomic import write_file
+from flux_db.atomic import write_png
 from flux_db.config import Config, validation_prompts, validation_size
 from flux_db.console import say, stage
 from flux_db.encode import Cache
@@ -100,9 +99,7 @@ class Validator:
         rounds = sample_files.read_rounds(self.output)
         if not rounds:
             return
-        buffer = io.BytesIO()
-        sample_sheet(rounds).save(buffer, "PNG")
-        write_file(self.output / sample_files.SAMPLES / sample_files.GRID, buffer.getvalue())
+        write_png(self.output / sample_files.SAMPLES / sample_files.GRID, sample_sheet(rounds))
         latest = [round_ for round_ in rounds if round_.step == step]
         if latest:
             pictures = [Image.open(picture.path).convert("RGB") for picture in latest[0].pictures]

@@ -16,10 +16,12 @@ from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
 from flux_db.encode import Cache
+from flux_db.errors import UserError
 from flux_db.report import METRICS
 from flux_db.runtime import Runtime
 from flux_db.stream import Purpose, generator
 from flux_db.train_step import StepSettings, Velocity
+from flux_db.weight_file import open_weights
 
 # Each picture is noised at so many levels, spread evenly over the schedule.
 LEVELS = 8
@@ -117,14 +119,8 @@ def best_so_far(output: Path, fingerprint: str, *, kept: bool) -> float | None:
     try:
         lines = (output / METRICS).read_text(encoding="utf-8").splitlines()
         rows = [row for row in map(json.loads, lines) if row.get("best") and row.get("pictures") == fingerprint]
-        if not rows or (kept and _steps_of(output / BEST_NAME) != str(rows[-1]["step"])):
+        if not rows or (kept and open_weights(output / BEST_NAME).metadata["steps"] != str(rows[-1]["step"])):
             return None
         return rows[-1]["validation_loss"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, UserError):
         return None
-
-
-def _steps_of(lora_file: Path) -> str:
-    with lora_file.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return header["__metadata__"]["steps"]

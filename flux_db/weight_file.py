@@ -27,7 +27,6 @@ DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # No header of weights is near this size; a file that claims more is something else.
 _HEADER_LIMIT = 100 * 2**20
