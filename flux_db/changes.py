@@ -150,11 +150,6 @@ def refuse_changes(changes: list[Change], allowed: frozenset[str]) -> None:
     lines = [f"  {change.name}: {change.old!r} in the checkpoint, {change.new!r} now" for change in refused]
     names = ",".join(sorted({*allowed, *(change.name for change in refused)}))
     raise UserError(
-        "\n".join(
-            [
-                "the checkpoint was made with other settings, and these change the result:",
-                *lines,
-                f"set them back, or go on with the new ones by --allow_changed {names}",
-            ]
-        )
+        "the checkpoint was made with other settings, and these change the result:",
+        [*lines, f"set them back, or go on with the new ones by --allow_changed {names}"],
     )

@@ -17,6 +17,7 @@ from flux_db import contact_sheet, images, plan
 from flux_db.atomic import write_file, write_png
 from flux_db.cli import read_config
 from flux_db.config import Config, background, has_trigger, raw_validation_prompts
+from flux_db.console import printable
 from flux_db.dataset import Dataset, Sample, Survey, read_dataset, survey
 from flux_db.errors import UserError
 from flux_db.preflight import check, check_files
@@ -178,11 +179,6 @@ def _size(size: tuple[int, int]) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def printable(text: str) -> str:
-    """File names may hold anything: line breaks, bytes that are no text."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # --- the files ---------------------------------------------------------------------------------------------------

@@ -15,8 +15,18 @@ HEARTBEAT_SECONDS = 20.0
 
 def say(text: str) -> None:
     """A line for the person at the terminal, above any progress bar; on stderr, so that stdout is free for results."""
-    tqdm.write(text, file=sys.stderr)
+    tqdm.write(printable(text, keep="\n\t"), file=sys.stderr)
     sys.stderr.flush()
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text that may come from a file, made harmless for a terminal: what is not printable is shown as an escape.
+
+    That is line breaks, escape sequences, characters that turn the direction of writing, bytes that are no text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager

@@ -4,18 +4,25 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable
 
+from flux_db.console import printable
+
 
 class UserError(Exception):
-    """One or several problems that the user can mend; shown without a traceback."""
+    """One or several problems that the user can mend; shown without a traceback.
 
-    def __init__(self, problems: str | Iterable[str]) -> None:
+    A problem is one line: a line break in it came from a file's name or content, and is shown escaped. What needs more
+    lines has them in `details`.
+    """
+
+    def __init__(self, problems: str | Iterable[str], details: Iterable[str] = ()) -> None:
         self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
+        self.details: list[str] = list(details)
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        if len(self.problems) == 1:
-            return self.problems[0]
-        return "\n".join(f"- {problem}" for problem in self.problems)
+        bullet = "" if len(self.problems) == 1 else "- "
+        lines = [f"{bullet}{problem}" for problem in self.problems]
+        return "\n".join(map(printable, [*lines, *self.details]))
 
 
 def run_guarded(main: Callable[[], int | None]) -> int:

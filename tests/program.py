@@ -1,0 +1,56 @@
+"""The program as a user starts it: in a bare environment. Every test that starts it does so through here.
+
+MindSpore changes the C environment of the process that imports it (OMP_NUM_THREADS=1, which os.environ does not show).
+A child that inherited that would run other threads than a user's, and a broken Ctrl-C once passed every test by it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "train_dreambooth_lora_flux.py"
+PYTHON = sys.executable
+
+
+def environment(home: Path | str | None = None, **variables: str) -> dict[str, str]:
+    """PATH, HOME and LANG, and nothing else but what the test gives."""
+    path = f"{Path(PYTHON).parent}:/usr/local/bin:/usr/bin:/bin"
+    return {"PATH": path, "HOME": str(home or Path.home()), "LANG": "C.UTF-8", **variables}
+
+
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line; True is a switch, a list repeats its flag."""
+    words = []
+    for name, value in settings.items():
+        if value is True:
+            words.append(f"--{name}")
+        else:
+            items = value if isinstance(value, list) else [value]
+            words += [word for item in items for word in (f"--{name}", str(item))]
+    return words
+
+
+def trainer(settings: Mapping[str, Any]) -> list[str]:
+    return [PYTHON, str(SCRIPT), *flags(settings)]
+
+
+def command(name: str, *words: object) -> list[str]:
+    """`python -m flux_db NAME ...`"""
+    return [PYTHON, "-m", "flux_db", name, *map(str, words)]
+
+
+def run(words: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300, **options: Any):
+    """Run to the end; output as text."""
+    options = {"capture_output": True, "text": True, "errors": "replace", "cwd": ROOT, **options}
+    return subprocess.run(list(words), env=dict(env or environment()), timeout=timeout, check=False, **options)
+
+
+def start(words: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen:
+    """Start and return at once."""
+    options = {"text": True, "errors": "replace", "cwd": ROOT, **options}
+    return subprocess.Popen(list(words), env=dict(env or environment()), **options)

@@ -1,0 +1,48 @@
+"""Reading files that somebody else wrote: never blocked, never more than such a file may have."""
+
+import os
+import time
+
+import pytest
+
+from flux_db.console import printable
+from flux_db.errors import UserError
+from flux_db.files import read_bytes, read_text
+
+
+def test_a_regular_file_and_a_link_to_one(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfabc")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert read_text(tmp_path / "b") == "abc"
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/dev/null", "."])
+def test_what_is_not_a_file_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    begin = time.monotonic()
+    with pytest.raises(OSError, match="not a file"):
+        read_bytes(tmp_path / name, 100)
+    assert time.monotonic() - begin < 5
+
+
+def test_too_much_is_refused_also_where_the_size_is_not_known(tmp_path):
+    (tmp_path / "a").write_bytes(b"x" * 101)
+    assert len(read_bytes(tmp_path / "a", 101)) == 101
+    with pytest.raises(OSError, match="too much"):
+        read_bytes(tmp_path / "a", 100)
+    with pytest.raises(OSError, match="too much"):  # its size is said to be 0
+        read_bytes("/proc/self/status", 10)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have(name):
+    with pytest.raises(OSError, match="no file can have this name"):
+        read_bytes(name, 10)
+
+
+def test_what_comes_from_files_is_shown_escaped():
+    assert printable("dog é 犬.png") == "dog é 犬.png"
+    assert printable("a\x1b[2Jb\nc\udcffd") == r"a\x1b[2Jb\nc\udcffd"
+    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+    assert str(UserError("no\nsuch file")) == r"no\nsuch file"
+    assert str(UserError(["a\nb", "c"], ["more:", "  d"])) == "- a\\nb\n- c\nmore:\n  d"
