@@ -7,21 +7,23 @@ Usage: python train_dreambooth_lora_flux.py --config configs/demo_cpu.yaml [--fl
 import sys
 from contextlib import nullcontext
 
-from flux_db.cli import parse_config, read_config
+from flux_db.child import end_with_parent
 from flux_db.errors import run_guarded
 from flux_db.hub_token import hide_token
 from flux_db.interrupt import StopRequest
-from flux_db.lock import OutputLock, is_first_process
-from flux_db.preflight import check, check_files
 
 
 def main(argv: list[str]) -> int:
+    end_with_parent()
     hide_token()
-    # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to this one
+    # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
     stop = StopRequest().listen()
     from flux_db.check import run as check_run
+    from flux_db.cli import parse_config, read_config
     from flux_db.dataset import check_pictures
     from flux_db.hub import check_hub
+    from flux_db.lock import OutputLock, is_first_process
+    from flux_db.preflight import check, check_files
 
     if read_config(argv)[0].output.dry_run:
         return check_run(argv)

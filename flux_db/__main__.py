@@ -1,13 +1,25 @@
 """`python -m flux_db COMMAND`: what there is besides training."""
 
-from __future__ import annotations
+import os
+import sys
+
+if __name__ == "__main__":
+    # Python looks for modules first in the user's folder, or in this one if started by its path. What lies there must
+    # not take the place of a library, so the package is imported from where it is, and the rest from elsewhere.
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    import flux_db  # noqa: F401
+
+    del sys.path[0]
 
 import argparse
-import sys
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 from flux_db import lora_commands
+from flux_db.child import end_with_parent
 from flux_db.cli import parse_config
 from flux_db.dataset import check_pictures
 from flux_db.errors import UserError, run_guarded
@@ -170,6 +182,8 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 
 def main(argv: list[str]) -> int:
     default_signals()
+    if end_with_parent() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # its parent answers the person who pressed Ctrl-C
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m flux_db COMMAND [flags]\n\ncommands (each has --help):")
         print("\n".join(f"  {name:14} {command.__doc__}" for name, command in COMMANDS.items()))

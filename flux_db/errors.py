@@ -11,12 +11,13 @@ class UserError(Exception):
     """One or several problems that the user can mend; shown without a traceback.
 
     A problem is one line: a line break in it came from a file's name or content, and is shown escaped. What needs more
-    lines has them in `details`.
+    lines has them in `details`. `exit_code` is what the program ends with.
     """
 
-    def __init__(self, problems: str | Iterable[str], details: Iterable[str] = ()) -> None:
+    def __init__(self, problems: str | Iterable[str], details: Iterable[str] = (), *, exit_code: int = 2) -> None:
         self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
         self.details: list[str] = list(details)
+        self.exit_code = exit_code
         super().__init__(self.problems)
 
     def __str__(self) -> str:
@@ -26,13 +27,13 @@ class UserError(Exception):
 
 
 def run_guarded(main: Callable[[], int | None]) -> int:
-    """Run a program's main and return its exit code: 2 on a UserError, which goes to stderr as plain text."""
+    """Run a program's main and return its exit code; a UserError has its own, and goes to stderr as plain text."""
     try:
         return main() or 0
     except UserError as error:
         head = "error: " if len(error.problems) == 1 else f"error: {len(error.problems)} problems\n"
         print(f"{head}{error}", file=sys.stderr)
-        return 2
+        return error.exit_code
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +11,11 @@ from mindspore import Tensor, nn
 from PIL import Image
 from tqdm import tqdm
 
-from flux_db import encode, fuse, generate_flags, model_files, models, runtime
+from flux_db import child, encode, fuse, generate_flags, model_files, models, runtime
 from flux_db.atomic import write_png
 from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.encode import Cache
-from flux_db.errors import UserError
 from flux_db.fuse import Additions
 from flux_db.generate_flags import GRID, Order
 from flux_db.runtime import Runtime
@@ -31,9 +28,7 @@ def run(order: Order, argv: Sequence[str]) -> Path:
     additions = generate_flags.additions(order, model)
     if missing := _not_encoded(order, cache):
         say(f"Encoding {len(missing)} prompts in a process of its own; stored in {cache.folder}")
-        words = [sys.executable, "-m", "flux_db", "encode-prompts", *argv]
-        if code := subprocess.run(words, check=False).returncode:
-            raise UserError(f"encoding the prompts failed with exit code {code}; its messages stand above")
+        child.run(child.command("encode-prompts", *argv), "encoding the prompts")
     machine = runtime.start(config.runtime)
     with stage("Loading the transformer"):
         transformer = models.load_transformer(model, machine.dtype, config.model.variant)

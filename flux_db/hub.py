@@ -78,9 +78,14 @@ def push_run(config: Config) -> int:
         print(f"hub:     {push(output, name, private=config.hub.hub_private)}")
         return 0
     except PushFailed as problem:
-        say(f"error: the upload failed: {problem}. The run itself is complete, in {output}. To try again:")
-        say("  " + retry_command(output, name, config.hub.hub_private))
+        tell_retry(config, str(problem))
         return 1
+
+
+def tell_retry(config: Config, problem: str) -> None:
+    output = Path(config.output.output_dir)
+    say(f"error: the upload failed: {problem}. The run itself is complete, in {output}. To try again:")
+    say("  " + retry_command(output, repository(config), config.hub.hub_private))
 
 
 def retry_command(output: Path, name: str, private: bool) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from flux_db.errors import UserError
+from flux_db.interrupt import start_anew
 
 FLAG = "--hub_token"
 VARIABLE = "HF_TOKEN"
@@ -18,9 +19,7 @@ def hide_token() -> None:
     if token is None:
         return
     os.environ[VARIABLE] = token
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *words[1:]])
+    start_anew(words)
 
 
 def without_token(words: Sequence[str]) -> tuple[list[str], str | None]:

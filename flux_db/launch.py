@@ -22,18 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from flux_db import worker_logs
+from flux_db import child, worker_logs
 from flux_db.config import Config
 from flux_db.console import say
 from flux_db.dataset import lacks_class_images
 from flux_db.errors import UserError
-from flux_db.interrupt import COMMAND
+from flux_db.interrupt import COMMAND, heeded
 
 MARK = "FLUX_DB_LAUNCH"
 """Environment variable by which every process of a launch is found again."""
 
 SCRIPT = str(Path(__file__).resolve().parents[1] / "train_dreambooth_lora_flux.py")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # A rank may wait this long for another: drawing samples and compiling take their time.
 PATIENCE = {"HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600"}
@@ -90,18 +89,14 @@ def launch(config: Config, flags: Sequence[str], where: Cards, log_dir: Path | N
         if where.total == 1:
             return supervisor.run_logged([sys.executable, SCRIPT, *flags])
         if lacks_class_images(config):
-            if where.node_rank == 0 and (code := supervisor.run(_python("encode", flags))):
+            if where.node_rank == 0 and (code := supervisor.run(child.command("encode", *flags))):
                 return code
             say(f"Drawing class pictures on {where.total} cards")
-            if code := supervisor.run_workers(["python", "-m", "flux_db", "class-images", *flags], where, 1):
+            if code := supervisor.run_workers([child.MAIN, "class-images", *flags], where, 1):
                 return code
-        if where.node_rank == 0 and (code := supervisor.run(_python("prepare", flags))):
+        if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags))):
             return code
         return supervisor.run_workers([SCRIPT, *flags], where, 0)
-
-
-def _python(command: str, flags: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "flux_db", command, *flags]
 
 
 class Supervisor:
@@ -111,9 +106,10 @@ class Supervisor:
         self.log_dir = log_dir
         self.mark = uuid.uuid4().hex
         self.signal: signal.Signals | None = None
+        self._msrun: subprocess.Popen | None = None
 
     def __enter__(self) -> Supervisor:
-        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._on_signal) for number in heeded()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,37 +119,42 @@ class Supervisor:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        again = self.signal is not None
-        self.signal = signal.Signals(number)
-        processes = list(_marked(self.mark))
-        if again:
-            for process in processes:
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, f"\n{self.signal.name}: stopping the run (Ctrl-C again kills it)\n".encode())
+            self._pass_on(self.signal)
+        elif number == signal.SIGINT:  # a closed terminal or a scheduler may send the others several times
+            for process in _marked(self.mark):
                 _send(process.pid, signal.SIGKILL)
-            return
-        # msrun would kill the workers on Ctrl-C, and leave them alone for ever on SIGTERM: so it is not told
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        processes = list(_marked(self.mark))
+        # msrun would kill the workers on Ctrl-C, and leave them alone for ever on SIGTERM: so it is deaf
         workers = [p for p in processes if p.role == "MS_WORKER"]
-        gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        if self._msrun and not workers:
+            self._msrun.kill()
         for process in workers or processes:
             joining = process.role == "MS_WORKER" and worker_logs.is_silent(self.log_dir, process.rank)
             # MindSpore hears no signal while it waits for the other workers
-            _send(process.pid, signal.SIGKILL if joining else gentle)
+            _send(process.pid, signal.SIGKILL if joining else number)
 
     def run(self, command: Sequence[str], **variables: str) -> int:
         """One process, on this terminal; returns its exit code."""
         if self.signal:
             return 128 + self.signal
-        environment = os.environ | {MARK: self.mark} | variables
+        environment = child.environment(**{MARK: self.mark}, **variables)
         process = subprocess.Popen(command, env=environment, start_new_session=True)
-        return self._exit_code(process.wait())
+        return self._wait(process)
 
     def run_logged(self, command: Sequence[str]) -> int:
         """One process, whose log is shown on the terminal and kept; returns its exit code."""
         worker_logs.keep_old(self.log_dir)
         path = worker_logs.worker(self.log_dir, 0)
-        environment = os.environ | {MARK: self.mark, COMMAND: "bash scripts/train_single.sh"}
+        environment = child.environment(**{MARK: self.mark, COMMAND: "bash scripts/train_single.sh"})
         with path.open("wb") as log, worker_logs.follow(path):
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
-            return self._exit_code(process.wait())
+            return self._wait(process)
 
     def run_workers(self, command: Sequence[str], where: Cards, stage: int) -> int:
         """The command on every card under msrun; returns the exit code of the worker that failed first, or 0."""
@@ -179,11 +180,15 @@ class Supervisor:
         say(f"Starting {where.cards} workers; their logs are in {self.log_dir}")
         shown = worker_logs.follow(worker_logs.worker(self.log_dir, 0)) if where.node_rank == 0 else nullcontext()
         with (self.log_dir / worker_logs.MSRUN).open("wb") as output, shown:
-            process = subprocess.Popen(
-                [*msrun, *command], env=self._environment(where), start_new_session=True, stdout=output, stderr=output
+            words = child.tied([*msrun, *command])
+            self._msrun = subprocess.Popen(
+                words, env=self._environment(where), start_new_session=True, stdout=output, stderr=output
             )
-            self._watch(process)
-        code = self._exit_code(process.returncode)
+            if self.signal:
+                self._pass_on(self.signal)
+            self._watch(self._msrun)
+        code = self._exit_code(self._msrun.returncode)
+        self._msrun = None
         if code == 0 or self.signal:
             return code
         return worker_logs.tell_failure(self.log_dir, self._ranks)
@@ -192,7 +197,12 @@ class Supervisor:
         # msrun starts plain `python`
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         patience = PATIENCE | ({} if where.nodes > 1 else ONE_SERVER_PATIENCE)
-        return {**patience, **os.environ, "PATH": path, MARK: self.mark, COMMAND: launched_as(where)}
+        return {**patience, **child.environment(PATH=path, **{MARK: self.mark, COMMAND: launched_as(where)})}
+
+    def _wait(self, process: subprocess.Popen) -> int:
+        if self.signal:  # it came before the process was there
+            self._pass_on(self.signal)
+        return self._exit_code(process.wait())
 
     def _watch(self, msrun: subprocess.Popen) -> None:
         """Wait for msrun, and help it to an end when its workers are gone."""

@@ -72,7 +72,7 @@ def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: 
     if code == 0 and runtime.is_main:
         card.write_card(config, trainer.facts())
         _tell_results(config)
-        code = hub.push_run(config) if config.hub.push_to_hub else 0
+        code = _push(config, stop) if config.hub.push_to_hub else 0
     return code
 
 
@@ -87,6 +87,15 @@ def batch_source(config: Config, training: Training, cache: Cache, dataset: Data
         num_timesteps=training.num_timesteps,
         start=progress.step * training.dealing.accumulation,
     )
+
+
+def _push(config: Config, stop: StopRequest) -> int:
+    """Upload the run, unless a signal asked to stop; returns the exit code."""
+    if stop.signal:
+        hub.tell_retry(config, f"stopped by {stop.signal.name}")
+        return stop.exit_code
+    with stop.before_leaving(lambda: hub.tell_retry(config, "stopped")):
+        return hub.push_run(config)
 
 
 def _tell_results(config: Config) -> None:

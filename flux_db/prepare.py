@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from flux_db import checkpoint, encode
+from flux_db import checkpoint, child, encode
 from flux_db.atomic import write_file
 from flux_db.cli import to_yaml
 from flux_db.config import Config
@@ -87,12 +85,11 @@ def _encode(config: Config, cache: Cache, work: encode.Work) -> None:
 
 
 def _run(command: str, config: Config) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, CONFIG_NAME)
-        path.write_text(to_yaml(config))
-        result = subprocess.run([sys.executable, "-m", "flux_db", command, "--config", str(path)], check=False)
-    if result.returncode:
-        raise UserError(f"the {command} stage failed with exit code {result.returncode}; its messages stand above")
+    with tempfile.TemporaryFile() as file:  # it has no name, so that nothing is left of it when this process is killed
+        file.write(to_yaml(config).encode())
+        file.seek(0)
+        words = child.command(command, "--config", f"/dev/fd/{file.fileno()}")
+        child.run(words, f"the {command} stage", files=[file.fileno()])
 
 
 def encode_all(config: Config) -> None:

@@ -80,11 +80,19 @@ class Trainer:
         if held_out and self.progress.step > 0:
             kept = self.config.validation.keep_best
             self.best = best_so_far(self.output, held_out.fingerprint, kept=kept)
+        first = self.progress.step
+        with (
+            # before the first step there is nothing to save; of several ranks the first decides, and the others follow
+            stop.finishing_steps(lambda: self.progress.step > first or not self.runtime.is_main),
+            stop.before_leaving(lambda: self._note("interrupted")),
+        ):
+            return self._run(stop)
+
+    def _run(self, stop: StopRequest) -> int:
         self._note("running")
         try:
             self._demand_equal_ranks("at the start")
-            with stop.finishing_steps():
-                stopped = self._loop(stop)
+            stopped = self._loop(stop)
             if stopped:
                 self._interrupted()
                 return stop.exit_code or 128 + signal.SIGTERM  # the signal may have met another rank only

@@ -37,9 +37,10 @@ def is_silent(log_dir: Path, rank: int) -> bool:
 
 @contextlib.contextmanager
 def follow(path: Path) -> Iterator[None]:
-    """Show a log on the terminal while it grows."""
+    """Show a log on the terminal while it grows, as long as there is one."""
     done = threading.Event()
 
+    @contextlib.suppress(OSError)
     def copy() -> None:
         while not path.exists():
             if done.wait(0.1):

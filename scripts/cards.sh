@@ -7,8 +7,8 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 launch() {
     local python
     python="$(environment_python)"
-    PATH="$(dirname "$python"):$PATH" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" \
-        exec "$python" -m flux_db launch ${LOG_DIR:+--log_dir "$LOG_DIR"} ${PORT:+--port "$PORT"} "$@"
+    PATH="$(dirname "$python"):$PATH" \
+        exec "$python" "$root/flux_db/__main__.py" launch ${LOG_DIR:+--log_dir "$LOG_DIR"} ${PORT:+--port "$PORT"} "$@"
 }
 
 # The first python that has MindSpore: $PYTHON, the active environment's, or the one that demo.sh and test.sh made.
@@ -16,7 +16,7 @@ environment_python() {
     local candidate
     for candidate in ${PYTHON:+"$PYTHON"} python python3 "$root/.venv/bin/python"; do
         candidate="$(command -v "$candidate")" || continue
-        if "$candidate" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("mindspore") and u.find_spec("mindone")))' 2>/dev/null; then
+        if "$candidate" -c 'import sys; del sys.path[0]; import importlib.util as u; sys.exit(not (u.find_spec("mindspore") and u.find_spec("mindone")))' 2>/dev/null; then
             echo "$candidate"
             return
         fi

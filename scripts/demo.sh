@@ -9,4 +9,4 @@ install
 python -m flux_db tiny-model outputs/demo/model
 python -m flux_db demo-pictures outputs/demo/pictures
 # The trainer's last lines are the paths of the LoRA file, of the sample pictures and of report.html.
-python train_dreambooth_lora_flux.py --config configs/demo_cpu.yaml "$@"
+exec python train_dreambooth_lora_flux.py --config configs/demo_cpu.yaml "$@"

@@ -30,10 +30,9 @@ install "[test]"
 if [[ "${1:-}" == --interop ]]; then
     shift
     install_reference
-    FLUX_DB_TORCH_PYTHON="$PWD/.venv-interop/bin/python" python -m pytest -q tests/interop "$@"
-    exit
+    FLUX_DB_TORCH_PYTHON="$PWD/.venv-interop/bin/python" exec python -m pytest -q tests/interop "$@"
 fi
 python -m ruff check .
 python -m ruff format --check .
 # Two at a time: most of the time goes into compiling graphs, which uses one core.
-python -m pytest -q -n 2 --dist loadfile "$@"
+exec python -m pytest -q -n 2 --dist loadfile "$@"

@@ -10,7 +10,7 @@
 #   PORT      of msrun's scheduler (default: a free one)
 #   LOG_DIR   folder for the logs, worker_0.log and so on (default: logs in --output_dir)
 #   PYTHON    the python of your environment (default: the one on PATH that has MindSpore, then .venv)
-# Ctrl-C and SIGTERM stop all cards after the same step, with a checkpoint. The exit code is that of the run.
+# Ctrl-C, SIGTERM and SIGHUP stop all cards after the same step, with a checkpoint. The exit code is that of the run.
 set -euo pipefail
 # shellcheck source=scripts/cards.sh
 source "$(dirname "${BASH_SOURCE[0]}")/cards.sh"
