@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -32,6 +33,8 @@ from flux_db.tiny_model import write_tiny_model  # noqa: E402
 
 LORA = "pytorch_lora_weights.safetensors"
 SAVE_EVERY = 5
+# As a user's, whatever MindSpore has set in the process that calls crash_test()
+BARE = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
 @dataclass
@@ -88,7 +91,9 @@ def crash_test(folder: Path, kills: int, seed: int = 0) -> Result:
     result = Result()
     while result.kills < kills:
         before = _newest(shaken)
-        process = subprocess.Popen(command(folder, shaken, steps), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command(folder, shaken, steps), env=BARE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         in_save = result.kills % 2 == 1
         if not _kill(process, shaken, None if in_save else rng.uniform(0.5, seconds)):
             _finished(calm, shaken, process.returncode, result)
@@ -109,7 +114,7 @@ def _finished(calm: Path, shaken: Path, code: int, result: Result) -> None:
 
 
 def _finish(words: list[str]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=BARE, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}:\n{done.stderr[-3000:]}")
 

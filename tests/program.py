@@ -6,11 +6,15 @@ A child that inherited that would run other threads than a user's, and a broken 
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "train_dreambooth_lora_flux.py"
@@ -44,6 +48,11 @@ def command(name: str, *words: object) -> list[str]:
     return [PYTHON, "-m", "flux_db", name, *map(str, words)]
 
 
+def script(name: str, *words: object) -> list[str]:
+    """A script of scripts/, for bash."""
+    return ["bash", str(ROOT / "scripts" / name), *map(str, words)]
+
+
 def run(words: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300, **options: Any):
     """Run to the end; output as text."""
     options = {"capture_output": True, "text": True, "errors": "replace", "cwd": ROOT, **options}
@@ -54,3 +63,34 @@ def start(words: Sequence[str], *, env: Mapping[str, str] | None = None, **optio
     """Start and return at once."""
     options = {"text": True, "errors": "replace", "cwd": ROOT, **options}
     return subprocess.Popen(list(words), env=dict(env or environment()), **options)
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children, their children, and so on."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process that has not ended; one that nobody waited for has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """What the condition returns as soon as it is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"not within {seconds} s: {what}")

@@ -4,12 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import program
 import pytest
+from program import flags
 from safetensors.numpy import load
 from world import lora_bytes, metrics
 
@@ -17,34 +18,21 @@ from flux_db import worker_logs
 from flux_db.interrupt import COMMAND, resume_command
 from flux_db.launch import Cards
 
-ROOT = Path(__file__).resolve().parent.parent
 # LoRA in the last block only: the step compiles in seconds
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 10, "checkpointing_steps": 5}
 VALIDATION = {"validation_prompt": "a dog", "num_validation_images": 3, "validation_steps": 5}
 VALIDATION |= {"validation_inference_steps": 2}
 
 
-def flags(settings: dict) -> list[str]:
-    pairs = ([f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in settings.items())
-    return [word for pair in pairs for word in pair]
-
-
-def environment(**changes: str) -> dict[str, str]:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return os.environ | {"PATH": path} | changes
-
-
 def start(settings: dict, cards: int = 2, wrong: str | None = None) -> subprocess.Popen:
     """The launch script; or with `wrong`, the same launch with tests/ranks.py as the trainer."""
-    command = ["bash", str(ROOT / "scripts" / f"train_{'multi' if cards > 1 else 'single'}.sh"), *flags(settings)]
+    command = program.script(f"train_{'multi' if cards > 1 else 'single'}.sh", *flags(settings))
     if wrong:
         swapped = "import sys; from flux_db import launch, __main__ as m; launch.SCRIPT = sys.argv[1]; "
         swapped += "sys.exit(m.main(['launch', '--cards', '2', '--', *sys.argv[2:]]))"
-        command = [sys.executable, "-c", swapped, str(ROOT / "tests" / "ranks.py"), *flags(settings)]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment(CARDS=str(cards), WRONG=wrong or ""),
-    )  # fmt: skip
+        command = [program.PYTHON, "-c", swapped, str(program.ROOT / "tests" / "ranks.py"), *flags(settings)]
+    environment = program.environment(CARDS=str(cards), WRONG=wrong or "")
+    return program.start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def finish(process: subprocess.Popen) -> str:
@@ -211,8 +199,7 @@ def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path
 
 def test_help_and_missing_variables():
     def run(name: str, *words: str) -> subprocess.CompletedProcess:
-        command = ["bash", str(ROOT / "scripts" / name), *words]
-        return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=60)
+        return program.run(program.script(name, *words), timeout=60)
 
     for name, variable in (
         ("train_single.sh", "LOG_DIR"),

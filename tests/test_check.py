@@ -4,14 +4,13 @@ import csv
 import io
 import os
 import struct
-import subprocess
-import sys
 import unicodedata
-from pathlib import Path
 
 import numpy as np
+import program
 import pytest
 from PIL import Image
+from program import SCRIPT
 from test_images import MODES, cut, noise, png, save
 
 from flux_db import check, contact_sheet, plan
@@ -20,8 +19,6 @@ from flux_db.demo_pictures import draw_picture, write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.plan import times_seen
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "train_dreambooth_lora_flux.py"
 RESOLUTION = 16
 
 # What becomes of a file.
@@ -146,10 +143,7 @@ AWKWARD = [
 
 
 def command(*flags, script=("-m", "flux_db", "check")):
-    return subprocess.run(
-        [sys.executable, *script, *map(str, flags)], capture_output=True, text=True, errors="replace", cwd=ROOT,
-        timeout=120, check=False,
-    )  # fmt: skip
+    return program.run([program.PYTHON, *script, *map(str, flags)], timeout=120)
 
 
 def flags(world, output, folder, *more):

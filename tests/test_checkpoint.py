@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import program
 import pytest
 
 from flux_db import atomic, checkpoint
@@ -20,8 +21,6 @@ from flux_db.config import from_flat_dict, to_flat_dict
 from flux_db.errors import UserError
 from flux_db.lock import OutputLock
 from flux_db.run_state import read_run_state, write_run_state
-
-ROOT = Path(__file__).parents[1]
 
 
 def some_files(seed=0, size=3000):
@@ -34,13 +33,8 @@ def some_files(seed=0, size=3000):
 
 def start(code, *args):
     """A Python process that runs the code; its first line of output says that it is ready."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, args)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [sys.executable, "-c", code, *map(str, args)]
+    return program.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def flip(path, position, rng):

@@ -1,7 +1,9 @@
 """The script as a user runs it: bad input, signals, two runs at once, and crashes."""
 
+import contextlib
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -9,26 +11,18 @@ import sys
 import time
 from pathlib import Path
 
+import program
 import pytest
 from world import lora_bytes, metrics, without_time
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "train_dreambooth_lora_flux.py"
 # LoRA in the last block only: the step compiles in seconds
 # ... and enough steps that a signal meets the run alive on a fast machine too
 STEPS = 400
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": STEPS, "checkpointing_steps": 1000}
 
 
-def words(settings: dict) -> list[str]:
-    flags = []
-    for name, value in settings.items():
-        flags += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return [sys.executable, str(SCRIPT), *flags]
-
-
 def run(settings: dict, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(words(settings), capture_output=True, text=True, timeout=300, check=False, **options)
+    return program.run(program.trainer(settings), **options)
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------
@@ -97,9 +91,16 @@ def calm(world, tmp_path_factory):
     return output
 
 
-def wait_for_steps(process, output, count):
+def read_all(descriptor):
+    with contextlib.suppress(BlockingIOError):
+        while os.read(descriptor, 65536):
+            pass
+
+
+def wait_for_steps(process, output, count, meanwhile=lambda: None):
     end = time.monotonic() + 200
     while time.monotonic() < end and process.poll() is None:
+        meanwhile()
         path = output / "metrics.jsonl"
         if path.exists() and len(path.read_text().splitlines()) >= count:
             return
@@ -107,32 +108,62 @@ def wait_for_steps(process, output, count):
     pytest.fail(f"no {count} steps: exit code {process.poll()}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_a_signal_saves_and_the_printed_command_goes_on_to_the_same_bytes(world, calm, tmp_path, number):
-    output = tmp_path / "out"
-    process = subprocess.Popen(words(world.settings(output, **QUICK)), stderr=subprocess.PIPE, text=True)
-    wait_for_steps(process, output, 3)
-    if number == signal.SIGTERM:
-        second = run(world.settings(output, **QUICK))
-        assert second.returncode == 2 and str(process.pid) in second.stderr, second.stderr
-    process.send_signal(number)
-    text = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + number, text[-2000:]
+def assert_saved(output):
     state = json.loads((output / "train_state.json").read_text())
     assert state["status"] == "interrupted" and 3 <= state["step"] < STEPS
     assert Path(state["last_good_checkpoint"]).name == f"checkpoint-{state['step']}"
+
+
+def test_sigterm_saves_and_the_printed_command_goes_on_to_the_same_bytes(world, calm, tmp_path):
+    output = tmp_path / "out"
+    process = program.start(program.trainer(world.settings(output, **QUICK)), stderr=subprocess.PIPE)
+    wait_for_steps(process, output, 3)
+    second = run(world.settings(output, **QUICK))
+    assert second.returncode == 2 and str(process.pid) in second.stderr, second.stderr
+    process.send_signal(signal.SIGTERM)
+    text = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGTERM, text[-2000:]
+    assert_saved(output)
     command = shlex.split(text.strip().splitlines()[-1])
     assert command[0] == "python" and "Traceback" not in text
-    if number == signal.SIGINT:
-        return  # resuming is the same: not twice
-    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, timeout=300, check=False)
+    done = program.run([program.PYTHON, *command[1:]])
     assert done.returncode == 0, done.stderr[-2000:]
     assert lora_bytes(output) == lora_bytes(calm)
     assert without_time(metrics(output)) == without_time(metrics(calm))
 
 
+def test_ctrl_c_saves_also_if_a_library_has_started_threads_before(world, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import numpy\n")
+    output = tmp_path / "out"
+    environment = program.environment(PYTHONPATH=str(tmp_path))
+    words = program.trainer(world.settings(output, **QUICK))
+    process = program.start(words, env=environment, stderr=subprocess.PIPE)
+    wait_for_steps(process, output, 3)
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGINT, text[-2000:]
+    assert_saved(output)
+    assert "--resume_from_checkpoint latest" in text.splitlines()[-1] and "Traceback" not in text
+
+
+def test_a_terminal_that_is_closed_saves(world, tmp_path):
+    """The terminal sends SIGHUP, and from then on refuses what is written to it."""
+    output = tmp_path / "out"
+    terminal, its_end = pty.openpty()
+    words = ["setsid", "--ctty", *program.trainer(world.settings(output, **QUICK))]
+    process = program.start(words, stdin=its_end, stdout=its_end, stderr=its_end)
+    os.close(its_end)
+    os.set_blocking(terminal, False)
+    try:
+        wait_for_steps(process, output, 3, meanwhile=lambda: read_all(terminal))
+    finally:
+        os.close(terminal)
+    assert process.wait(60) == 128 + signal.SIGHUP
+    assert_saved(output)
+
+
 def test_killed_and_resumed(tmp_path):
-    sys.path.insert(0, str(ROOT / "scripts"))
+    sys.path.insert(0, str(program.ROOT / "scripts"))
     from crash_test import crash_test
 
     result = crash_test(tmp_path, kills=2)
@@ -148,7 +179,7 @@ def test_no_network_is_needed(world, tmp_path):
         "def refuse(*a, **k):\n    raise AssertionError('network call')\n"
         "socket.socket.connect = refuse\nsocket.getaddrinfo = refuse\n"
     )
-    environment = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    environment = program.environment(PYTHONPATH=str(site))
     done = run(world.settings(tmp_path / "out", **QUICK | {"max_train_steps": 2}), env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "network call" not in done.stderr

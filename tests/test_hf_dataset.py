@@ -2,10 +2,9 @@
 
 import io
 import os
-import subprocess
 import sys
-from pathlib import Path
 
+import program
 import pytest
 from PIL import Image
 from test_images import png
@@ -15,8 +14,6 @@ from flux_db.config import to_flat_dict
 from flux_db.dataset import read_dataset
 from flux_db.demo_pictures import draw_picture
 from flux_db.errors import UserError
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def picture(number, kind="PNG"):
@@ -173,10 +170,7 @@ def test_a_local_dataset_needs_no_network(world, places, tmp_path):
     )
     settings = to_flat_dict(config(world, tmp_path, places / "parquet"))
     words = [f"--{name}={value}" for name, value in settings.items() if value and not isinstance(value, bool | list)]
-    done = subprocess.run(
-        [sys.executable, "-m", "flux_db", "check", *words], capture_output=True, text=True, timeout=120, check=False,
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )  # fmt: skip
+    done = program.run(program.command("check", *words), env=program.environment(PYTHONPATH=str(site)), timeout=120)
     assert done.returncode == 0, done.stderr
     assert "network call" not in done.stderr and "a sks" in done.stdout
 

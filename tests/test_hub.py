@@ -3,10 +3,10 @@
 import os
 import shlex
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
+import program
 import pytest
 import yaml
 from fake_hub import FakeHub
@@ -19,7 +19,6 @@ from flux_db.cli import parse_config
 from flux_db.config import from_flat_dict
 from flux_db.errors import UserError
 
-ROOT = Path(__file__).parents[1]
 TOKEN = "hf_abcdefghijklmnop"
 FACTS = export.Facts(steps=60, pictures=5, global_batch=2)
 
@@ -164,18 +163,10 @@ def test_a_failed_upload_loses_nothing_and_tells_how_to_try_again(output, server
     command = shlex.split(text.strip().splitlines()[-1])
     assert command[:4] == ["python", "-m", "flux_db", "push"]
     server.fails.clear()
-    environment = os.environ | {"HF_ENDPOINT": server.url}
     if address != "commit":
         return  # the printed command is the same: not four times
-    done = subprocess.run(
-        [sys.executable, *command[1:]],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = program.environment(HF_ENDPOINT=server.url, HF_TOKEN=TOKEN)
+    done = program.run([program.PYTHON, *command[1:]], env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     assert set(server.repos["me/dog"]["files"]) == UPLOADED
     assert done.stdout.strip() == f"{server.url}/me/dog"
@@ -257,12 +248,9 @@ def test_the_process_does_not_show_its_token(world, tmp_path, server):
 
     server.answer = wait
     server.token = "another"
-    flags = [w for name, value in world.settings(tmp_path / "out").items() for w in (f"--{name}", str(value))]
-    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), "--hub_token", TOKEN, "--push_to_hub", *flags],
-        env=environment | {"HF_ENDPOINT": server.url}, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    settings = world.settings(tmp_path / "out", hub_token=TOKEN, push_to_hub=True)
+    environment = program.environment(HF_ENDPOINT=server.url)
+    process = program.start(program.trainer(settings), env=environment, stderr=subprocess.PIPE)
     try:
         assert asked.wait(30)
         shown = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")

@@ -108,6 +108,22 @@ def test_settings_are_checked_before_mindspore_is_imported():
     assert not wrong
 
 
+# ---- Tests ----
+
+
+STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+|get\w*output)|os\.(system|popen|spawn\w+)")
+TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.name != "program.py"]
+
+
+@pytest.mark.parametrize("path", [*TESTS, ROOT / "scripts" / "crash_test.py"], ids=lambda path: path.name)
+def test_what_a_test_starts_does_not_inherit_the_tests_environment(path):
+    """MindSpore changes it. Tests start the program through program.py, or name the environment themselves."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "subprocess"]
+    starts = [node for node in nodes if isinstance(node, ast.Call) and STARTS.fullmatch(ast.unparse(node.func))]
+    assert not [ast.unparse(call) for call in starts if "env" not in {keyword.arg for keyword in call.keywords}]
+
+
 # ---- pyproject.toml ----
 
 

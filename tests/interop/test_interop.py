@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import mindspore as ms
 import numpy as np
+import program
 import pytest
 from mindspore import Tensor
 from safetensors import safe_open
@@ -20,7 +20,6 @@ from flux_db.sample import Request, Sampler, SampleSettings
 from flux_db.stream import Dealing, Purpose, generator
 from flux_db.weight_file import to_bytes
 
-ROOT = Path(__file__).parents[2]
 STEPS = 20
 RUNS = {
     "alpha is the rank": {"rank": 4},
@@ -40,7 +39,7 @@ def ask_torch(command, model, folder, arrays=None, **settings):
     arrays = {name: np.ascontiguousarray(value) for name, value in (arrays or {"none": np.zeros(1)}).items()}
     save_file(arrays, given, {"settings": json.dumps(settings)})
     words = [os.environ["FLUX_DB_TORCH_PYTHON"], Path(__file__).with_name("torch_side.py"), command, model, given, got]
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300)
+    done = program.run([str(word) for word in words])
     assert done.returncode == 0, done.stderr
     with safe_open(got, "numpy") as file:
         return load_file(got), json.loads(file.metadata()["facts"])
@@ -237,9 +236,8 @@ def apply_with_mindone(file, x):
 
 
 def test_reference_files_are_made_again_byte_for_byte(tmp_path):
-    words = [os.environ["FLUX_DB_TORCH_PYTHON"], str(ROOT / "scripts" / "make_golden.py"), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    words = [os.environ["FLUX_DB_TORCH_PYTHON"], str(program.ROOT / "scripts" / "make_golden.py"), str(tmp_path)]
+    done = program.run(words, env=program.environment(PYTHONPATH=str(program.ROOT)))
     assert done.returncode == 0, done.stderr
     made, kept = golden.read(tmp_path), golden.read()
     if made.facts["versions"] != kept.facts["versions"]:
