@@ -23,6 +23,14 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _BECOME = "import sys; sys.path[0] = sys.argv.pop(1); from flux_db.child import become; become(sys.argv[1:])"
 
 
+class ChildFailed(UserError):
+    """The child has said why. This program ends with the same exit code."""
+
+    def __init__(self, problem: str, exit_code: int) -> None:
+        super().__init__(problem)
+        self.exit_code = exit_code
+
+
 def command(name: str, *words: str) -> list[str]:
     """`python -m flux_db NAME ...`, but by its path: -m looks for modules in the current folder first."""
     return [sys.executable, MAIN, name, *words]
@@ -39,12 +47,12 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(words: Sequence[str], what: str, files: Sequence[int] = ()) -> None:
-    """Run a child to its end, with these open files; a UserError with its exit code if it fails at `what`."""
+    """Run a child to its end, with these open files; `what` says in a message what it does."""
     code = subprocess.run(words, env=environment(), pass_fds=files, check=False).returncode
     if code < 0:
-        raise UserError(f"{what} was ended by {signal.Signals(-code).name}", exit_code=128 - code)
+        raise ChildFailed(f"{what} was ended by {signal.Signals(-code).name}", 128 - code)
     if code:
-        raise UserError(f"{what} failed with exit code {code}; its messages stand above", exit_code=code)
+        raise ChildFailed(f"{what} failed with exit code {code}; its messages stand above", code)
 
 
 # --- in the child ----------------------------------------------------------------------------------------------------

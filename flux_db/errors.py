@@ -11,13 +11,14 @@ class UserError(Exception):
     """One or several problems that the user can mend; shown without a traceback.
 
     A problem is one line: a line break in it came from a file's name or content, and is shown escaped. What needs more
-    lines has them in `details`. `exit_code` is what the program ends with.
+    lines has them in `details`.
     """
 
-    def __init__(self, problems: str | Iterable[str], details: Iterable[str] = (), *, exit_code: int = 2) -> None:
+    exit_code = 2
+
+    def __init__(self, problems: str | Iterable[str], details: Iterable[str] = ()) -> None:
         self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
         self.details: list[str] = list(details)
-        self.exit_code = exit_code
         super().__init__(self.problems)
 
     def __str__(self) -> str:

@@ -37,10 +37,9 @@ def is_silent(log_dir: Path, rank: int) -> bool:
 
 @contextlib.contextmanager
 def follow(path: Path) -> Iterator[None]:
-    """Show a log on the terminal while it grows, as long as there is one."""
+    """Show a log on the terminal while it grows."""
     done = threading.Event()
 
-    @contextlib.suppress(OSError)
     def copy() -> None:
         while not path.exists():
             if done.wait(0.1):
@@ -55,7 +54,11 @@ def follow(path: Path) -> Iterator[None]:
                     return
                 done.wait(0.1)
 
-    thread = threading.Thread(target=copy, daemon=True)
+    def copy_until_closed() -> None:
+        with contextlib.suppress(OSError):  # the terminal, or the program behind a pipe, may be gone
+            copy()
+
+    thread = threading.Thread(target=copy_until_closed, daemon=True)
     thread.start()
     try:
         yield

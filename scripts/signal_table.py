@@ -67,7 +67,8 @@ class Phase:
 
 
 SAMPLES = {"validation_prompt": "a dog", "validation_steps": 5, "validation_inference_steps": 30}
-CLASS_PICTURES = {"with_prior_preservation": "", "class_prompt": "a dog", "num_class_images": 200}
+CLASS_PICTURES = {"with_prior_preservation": "", "class_data_dir": "class", "class_prompt": "a dog"}
+CLASS_PICTURES |= {"num_class_images": 200}
 PHASES = {
     "check": Phase(lambda run: run.blocks_signals and not run.text, {"instance_data_dir": "many"}),
     "encode": Phase(lambda run: run.text.count("device CPU") > 1, {"encode_cache_dir": "empty"}),
@@ -110,7 +111,6 @@ def command(folder: Path, changes: dict[str, object]) -> list[str]:
         "instance_prompt": "a photo of sks dog",
         "encode_cache_dir": "cache",
         "output_dir": "out",
-        "class_data_dir": "class",
         "resolution": 32,
         "max_sequence_length": 16,
         "rank": 4,
