@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from flux_db.atomic import sync_folder, temp_path
 from flux_db.console import stage
 from flux_db.errors import UserError
 from flux_db.lora_file import Layer
-from flux_db.weight_file import DTYPES, WeightFile, open_weights
+from flux_db.weight_file import DTYPES, FLOATS, WeightFile, open_weights
 
 TRANSFORMER = "transformer"
 # What a model folder has besides the transformer; anything else in it is not needed to load it.
@@ -35,6 +37,17 @@ class Weighted:
     weight: float = 1.0
 
 
+def finite(text: str) -> float:
+    """A number of the command line; NaN and infinity are none that a picture can be made with."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, not {text}")
+    return value
+
+
 def read_all(loras: Sequence[Weighted]) -> Additions:
     """Layer of the transformer -> what the LoRAs add to it. Files of any format."""
     found: Additions = {}
@@ -45,11 +58,24 @@ def read_all(loras: Sequence[Weighted]) -> Additions:
 
 
 def merged(weight: np.ndarray, additions: Sequence[tuple[Layer, float]]) -> np.ndarray:
-    """The weight with its LoRAs, computed and returned in float32."""
+    """The weight with its LoRAs, computed and returned in float32; see `finite_as` for values too large."""
     total = weight.astype(np.float32)
-    for layer, strength in additions:
-        total += np.float32(strength) * layer.delta()
+    with np.errstate(all="ignore"):
+        for layer, strength in additions:
+            total += np.float32(strength) * layer.delta()
     return total
+
+
+def finite_as(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
+    """A merged weight in the type of the model; a UserError if it holds NaN, or more than the type can."""
+    with np.errstate(all="ignore"):
+        result = value.astype(DTYPES[dtype])
+    if not np.isfinite(result).all():
+        raise UserError(
+            f"{name}: with the LoRA its weights are not finite numbers of type {dtype}; the strength is too large, "
+            "or the model's own weights are broken"
+        )
+    return result
 
 
 def misfits(model: Path, additions: Additions) -> list[str]:
@@ -64,6 +90,8 @@ def misfits(model: Path, additions: Additions) -> list[str]:
                 problems.append(f"the model has no layer {name}")
             elif entry.shape != shape:
                 problems.append(f"{name} is {entry.shape} in the model and {shape} in the LoRA")
+            elif entry.dtype not in FLOATS:
+                problems.append(f"{name} is of type {entry.dtype} in the model, and no LoRA can be added to that")
     few = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
     return [f"the LoRA does not fit {model}: {'; '.join(few)}"] if few else []
 
@@ -77,10 +105,12 @@ def transformer_files(model: Path) -> list[WeightFile]:
 
 def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
     """Write a model folder whose transformer has the LoRAs in its weights; the other parts are those of the model."""
-    if output.exists():
+    if os.path.lexists(output):
         raise UserError(f"-o {output}: exists already; remove it first, or choose another folder")
-    if not output.absolute().parent.is_dir():
+    if not os.path.isdir(output.absolute().parent):
         raise UserError(f"-o {output}: there is no folder {output.parent}; make it first")
+    if output.resolve().is_relative_to(model.resolve()):
+        raise UserError(f"-o {output}: lies inside the model's folder; choose another place")
     additions = read_all(loras)
     files = transformer_files(model)
     if problems := misfits(model, additions):
@@ -109,7 +139,7 @@ def _merge_files(files: Sequence[WeightFile], folder: Path, additions: Additions
                 for name, layers in additions.items():
                     if (entry := file.entries.get(f"{name}.weight")) is None:
                         continue
-                    value = merged(file.read(f"{name}.weight"), layers).astype(DTYPES[entry.dtype])
+                    value = finite_as(merged(file.read(f"{name}.weight"), layers), entry.dtype, name)
                     target.seek(entry.start)
                     target.write(value.tobytes())
                     bar.update()
@@ -120,7 +150,7 @@ def _merge_files(files: Sequence[WeightFile], folder: Path, additions: Additions
 def _copy_transformer(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for path in sorted(source.iterdir()):
-        if path.suffix in (".safetensors", ".json"):  # weights in other formats would not be merged
+        if path.suffix in (".safetensors", ".json") and path.is_file():  # other formats' weights would not be merged
             shutil.copyfile(path, target / path.name)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from PIL import Image
@@ -20,6 +21,9 @@ from flux_db.fuse import Additions
 from flux_db.generate_flags import GRID, Order
 from flux_db.runtime import Runtime
 from flux_db.sample import Request, Sampler, SampleSettings, grid
+
+# The device's precision -> its name in weight files.
+FILE_TYPES = {ms.float32: "F32", ms.float16: "F16", ms.bfloat16: "BF16"}
 
 
 def run(order: Order, argv: Sequence[str]) -> Path:
@@ -70,6 +74,7 @@ def add_loras(transformer: nn.Cell, additions: Additions, machine: Runtime) -> N
     for name, layers in additions.items():
         parameter = parameters[f"{name}.weight"]
         value = fuse.merged(parameter.astype(runtime.DTYPES["no"]).asnumpy(), layers)
+        fuse.finite_as(value, FILE_TYPES[machine.dtype], name)
         parameter.set_data(Tensor(np.ascontiguousarray(value)).astype(machine.dtype))
 
 

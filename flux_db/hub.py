@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,7 @@ def push(output: Path, name: str, *, private: bool) -> str:
             api.upload_folder(
                 repo_id=url.repo_id,
                 folder_path=output,
-                allow_patterns=files_to_push(output),
+                allow_patterns=[glob.escape(name) for name in files_to_push(output)],
                 commit_message="LoRA trained with flux-db",
             )
     except Exception as problem:  # whatever it is: the run is good and must end well
@@ -94,10 +96,15 @@ def retry_command(output: Path, name: str, private: bool) -> str:
 
 
 def files_to_push(output: Path) -> list[str]:
-    """LoRA, card, and the samples that the card shows; never cache, checkpoints, logs or settings with local paths."""
+    """LoRA, card, and the samples that the card shows; never cache, checkpoints, logs or settings with local paths.
+
+    A link that leads out of the folder is left out as well: what lies there is not of this run.
+    """
     rounds = sample_files.read_rounds(output)
     samples = [picture.path.relative_to(output).as_posix() for picture in rounds[-1].pictures] if rounds else []
-    return [FILE_NAME, "README.md", f"{sample_files.SAMPLES}/{sample_files.GRID}", *samples]
+    names = [FILE_NAME, "README.md", f"{sample_files.SAMPLES}/{sample_files.GRID}", *samples]
+    home = output.resolve()
+    return [name for name in names if os.path.isfile(output / name) and (output / name).resolve().is_relative_to(home)]
 
 
 def _api() -> Any:
@@ -137,8 +144,8 @@ def _reason(problem: Exception) -> str:
 
 def find_run(output: Path) -> Path:
     """The folder of a finished run."""
-    if not output.is_dir():
+    if not os.path.isdir(output):
         raise UserError(f"{output}: no such folder; give the --output_dir of a finished run")
-    if not (output / FILE_NAME).is_file():
+    if FILE_NAME not in files_to_push(output):
         raise UserError(f"{output}: has no {FILE_NAME}; give the --output_dir of a finished run")
     return output

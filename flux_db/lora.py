@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from safetensors.numpy import load
 
 from flux_db.config import LoraConfig
 from flux_db.errors import UserError
@@ -95,27 +93,6 @@ def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> 
             raise UserError(f"the LoRA weights do not fit: {name} is {weights[name].shape}, not {parameter.shape}")
         # assign, because a compiled graph does not see set_data
         ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name], np.float32)))
-
-
-def read_file(data: bytes) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """Settings and weights of a LoRA file of diffusers, peft or this program: `inject` and `load_state_dict` take them.
-
-    Alpha is in the tensors, or in diffusers' metadata; otherwise it equals the rank.
-    """
-    tensors = load(data)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    told = json.loads(header.get("__metadata__", {}).get("lora_adapter_metadata", "{}"))
-    modules = {name.removesuffix(".lora_A.weight"): t.shape[0] for name, t in tensors.items() if "lora_A" in name}
-    ranks = set(modules.values())
-    if len(ranks) != 1:
-        raise UserError(f"the LoRA file has layers of ranks {sorted(ranks)}; only one rank for all layers can be read")
-    rank = ranks.pop()
-    alphas = {float(value) for name, value in tensors.items() if name.endswith(".alpha")}
-    alphas = alphas or {float(told.get("transformer.lora_alpha", rank))}
-    if len(alphas) != 1 or told.get("transformer.alpha_pattern"):
-        raise UserError("the LoRA file has layers with different alphas; only one alpha for all layers can be read")
-    layers = ",".join(sorted(module.removeprefix("transformer.") for module in modules))
-    return LoraConfig(rank=rank, lora_alpha=alphas.pop(), lora_layers=layers), tensors
 
 
 # --- dropout -----------------------------------------------------------------------------------------------------

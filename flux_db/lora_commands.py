@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,11 @@ def export(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     source = lora_file.read(arguments.lora)
     output = _new_file(arguments.output)
-    write_file(output, to_bytes(*lora_convert.convert(source, arguments.format)))
+    data = to_bytes(*lora_convert.convert(source, arguments.format))
+    try:
+        write_file(output, data)
+    except OSError as problem:
+        raise UserError(f"-o {output}: could not be written: {problem.strerror}") from problem
     print(output)
 
 
@@ -46,7 +51,7 @@ def fuse(argv: list[str]) -> None:
     )
     parser.add_argument("model", type=Path, help="folder of a FLUX.1 model in diffusers layout")
     parser.add_argument("lora", type=Path, help="LoRA file of any format, or its folder")
-    parser.add_argument("--scale", type=float, default=1.0, help="strength of the LoRA (default: 1)")
+    parser.add_argument("--scale", type=merging.finite, default=1.0, help="strength of the LoRA (default: 1)")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder to write")
     arguments = parser.parse_args(argv)
     if not arguments.model.is_dir():
@@ -95,11 +100,11 @@ def push(argv: list[str]) -> None:
 
 
 def _new_file(path: Path) -> Path:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UserError(f"-o {path}: is a folder; give the name of a file")
-    if path.exists():
+    if os.path.lexists(path):
         raise UserError(f"-o {path}: exists already; remove it first, or choose another name")
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):
         raise UserError(f"-o {path}: there is no folder {path.parent}; make it first")
     return path
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from flux_db import lora_names
+from flux_db import lora_names, lora_settings
 from flux_db.console import say
 from flux_db.errors import UserError
 from flux_db.lora_file import ADAPTER_METADATA, Layer, LoraFile
-from flux_db.weight_file import DTYPES
+from flux_db.weight_file import DTYPES, FLOATS, parse_json
 
 Format = Literal["diffusers", "kohya", "comfyui"]
 FUSED: tuple[Format, ...] = ("kohya", "comfyui")
@@ -27,20 +28,37 @@ FUSED: tuple[Format, ...] = ("kohya", "comfyui")
 NOTE_OF_PARTS, NOTE_OF_FUSED = "flux_db_parts", "flux_db_fused"
 
 Layers = dict[str, Layer]
+Noted = Mapping[str, Sequence]
+
+
+@dataclass(frozen=True)
+class Note:
+    """How a file looked in the other world. It holds for the file as it was converted, not for one edited since."""
+
+    layers: Noted = field(default_factory=dict)
+    adapter: str | None = None
+    """diffusers' metadata of the layers."""
 
 
 def convert(file: LoraFile, format_: Format) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(tensors, metadata) of the file in another format."""
     layers, metadata = dict(file.only_flux().layers), dict(file.metadata)
+    adapter = metadata.pop(ADAPTER_METADATA, None)
     if file.is_fused != (format_ in FUSED):
         mine, theirs = (NOTE_OF_FUSED, NOTE_OF_PARTS) if file.is_fused else (NOTE_OF_PARTS, NOTE_OF_FUSED)
         note = _read_note(metadata.pop(theirs, None))
-        hidden = {ADAPTER_METADATA: metadata.pop(ADAPTER_METADATA)} if ADAPTER_METADATA in metadata else {}
-        metadata |= note["metadata"]
-        if not note["layers"]:  # a file that was converted before is on its way back: nothing new to remember
+        converted = (split if file.is_fused else fuse)(layers, note.layers)
+        if _describe(converted) == note.layers:  # on its way back, and as it was: nothing new to remember
+            adapter = note.adapter
+        else:
+            hidden = {} if adapter is None else {ADAPTER_METADATA: adapter}
             metadata[mine] = json.dumps({"layers": _describe(layers), "metadata": hidden}, sort_keys=True)
-        layers = (split if file.is_fused else fuse)(layers, note["layers"])
-    return name_tensors(layers, format_, told_in_metadata=ADAPTER_METADATA in metadata), {"format": "pt", **metadata}
+            adapter = None
+        layers = converted
+    if adapter is not None and format_ not in FUSED and _fits(adapter, layers):
+        metadata[ADAPTER_METADATA] = adapter
+    tensors = name_tensors(layers, format_, alphas=ADAPTER_METADATA not in metadata)
+    return tensors, {"format": "pt", **metadata}
 
 
 def parts(file: LoraFile) -> Layers:
@@ -49,13 +67,13 @@ def parts(file: LoraFile) -> Layers:
     if left_out := len(file.others) - len(kept.others):
         say(f"warning: {file.path}: {left_out} layers of text encoders are not used, only those of the transformer")
     layers = kept.only_flux().layers
-    return split(layers, _read_note(file.metadata.get(NOTE_OF_PARTS))["layers"]) if file.is_fused else dict(layers)
+    return split(layers, _read_note(file.metadata.get(NOTE_OF_PARTS)).layers) if file.is_fused else dict(layers)
 
 
-def name_tensors(layers: Layers, format_: Format, *, told_in_metadata: bool = False) -> dict[str, np.ndarray]:
-    """The tensors under a format's names. If alpha matters in one layer it is written for all: diffusers wants that."""
+def name_tensors(layers: Layers, format_: Format, *, alphas: bool = True) -> dict[str, np.ndarray]:
+    """The tensors under a format's names. If one layer needs its alpha, all have theirs: diffusers wants that."""
     tensors = {}
-    needs_alpha = not told_in_metadata and any(layer.alpha != layer.rank for layer in layers.values())
+    alphas = alphas and any(layer.alpha_dtype or layer.alpha != layer.rank for layer in layers.values())
     for name, layer in layers.items():
         module = {
             "diffusers": f"transformer.{name}",
@@ -65,15 +83,36 @@ def name_tensors(layers: Layers, format_: Format, *, told_in_metadata: bool = Fa
         down, up = ("lora_down", "lora_up") if format_ in FUSED else ("lora_A", "lora_B")
         tensors[f"{module}.{down}.weight"] = np.ascontiguousarray(layer.down)
         tensors[f"{module}.{up}.weight"] = np.ascontiguousarray(layer.up)
-        if layer.alpha_dtype or needs_alpha:
-            tensors[f"{module}.alpha"] = np.array(layer.alpha, DTYPES[layer.alpha_dtype or "F32"])
+        if alphas:
+            tensors[f"{module}.alpha"] = _alpha_tensor(layer, format_)
     return tensors
+
+
+def _alpha_tensor(layer: Layer, format_: Format) -> np.ndarray:
+    """In its own type, unless that cannot hold the number, or is none of the floats that diffusers wants."""
+    if layer.alpha_dtype in FLOATS or (layer.alpha_dtype and format_ in FUSED and layer.alpha.is_integer()):
+        with np.errstate(over="ignore"):
+            value = np.array(layer.alpha).astype(DTYPES[layer.alpha_dtype])
+        if float(value) == layer.alpha:
+            return value
+    return np.array(layer.alpha, np.float32)
+
+
+def _fits(adapter: str, layers: Layers) -> bool:
+    """Whether diffusers can read the layers by these settings. It rejects alphas in both places, and other ranks."""
+    try:
+        settings = lora_settings.parse(adapter, "transformer.")
+    except ValueError:
+        return False
+    return settings.targets(layers) and not any(
+        layer.alpha_dtype or settings.contradiction(name, layer.rank, layer.alpha) for name, layer in layers.items()
+    )
 
 
 # --- parts to fused layers ---------------------------------------------------------------------------------------
 
 
-def fuse(layers: Layers, note: Mapping[str, Sequence]) -> Layers:
+def fuse(layers: Layers, note: Noted) -> Layers:
     """Fused layers. Parts that share one down matrix stay a LoRA of their rank; others add up their ranks."""
     groups: dict[str, Layers] = {}
     for name, layer in layers.items():
@@ -90,6 +129,11 @@ def _fuse_group(fused: str, group: Layers, noted: Sequence | None) -> Layer:
         )
     ordered = [group[name] for name in names if name in group]
     first = ordered[0]
+    if len({(layer.down.shape[1], layer.down.dtype, layer.up.dtype) for layer in ordered}) > 1:
+        raise UserError(
+            f"{', '.join(sorted(group))}: have different inputs or types, but are one layer, {fused}, in this format; "
+            "it cannot hold them"
+        )
     shared = len(ordered) == len(names) and all(_same(layer.down, first.down) for layer in ordered)
     if shared:
         down, up = first.down, np.concatenate([layer.up for layer in ordered])
@@ -104,7 +148,7 @@ def _fuse_group(fused: str, group: Layers, noted: Sequence | None) -> Layer:
                 column += part.rank
             row += height
     if fused == lora_names.SWAPPED:
-        up = _swap(up)
+        up = _swap(fused, up)
     return Layer(down, up, *_alpha(first.scale, down.shape[0], noted, first.alpha_dtype or "F32"))
 
 
@@ -117,7 +161,7 @@ def _heights(names: Sequence[str], group: Layers) -> list[int]:
 # --- fused layers to parts ---------------------------------------------------------------------------------------
 
 
-def split(layers: Layers, note: Mapping[str, Sequence]) -> Layers:
+def split(layers: Layers, note: Noted) -> Layers:
     """diffusers' layers. Of a truly fused LoRA every part gets the same down matrix and its rows of the up matrix."""
     result: Layers = {}
     for fused, layer in layers.items():
@@ -125,7 +169,7 @@ def split(layers: Layers, note: Mapping[str, Sequence]) -> Layers:
     return result
 
 
-def _split_layer(fused: str, layer: Layer, note: Mapping[str, Sequence]) -> Layers:
+def _split_layer(fused: str, layer: Layer, note: Noted) -> Layers:
     names = lora_names.parts_of(fused)
     rows = _rows(fused, layer, names)
     noted = {name: note[name] for name in names if name in note}
@@ -141,7 +185,7 @@ def _split_layer(fused: str, layer: Layer, note: Mapping[str, Sequence]) -> Laye
                 )
                 for name, block in blocks.items()
             }
-    up = _swap(layer.up) if fused == lora_names.SWAPPED else layer.up
+    up = _swap(fused, layer.up) if fused == lora_names.SWAPPED else layer.up
     return {
         name: Layer(layer.down, up[rows[name]], *_alpha(layer.scale, layer.rank, noted.get(name), layer.alpha_dtype))
         for name in names
@@ -158,14 +202,14 @@ def _rows(fused: str, layer: Layer, names: Sequence[str]) -> dict[str, slice]:
     return {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(names)}
 
 
-def _possible_ranks(layer: Layer, rows: Mapping[str, slice], noted: Mapping[str, Sequence]) -> list[dict[str, int]]:
-    """Ranks that the parts on a diagonal may have: as noted; else the same for all, or for all that do anything."""
-    if len(rows) == 1:
+def _possible_ranks(layer: Layer, rows: Mapping[str, slice], noted: Noted) -> list[dict[str, int]]:
+    """Ranks that the parts on a diagonal may have: as noted; the same for all, or for all that do anything."""
+    ranks = {name: entry[0] for name, entry in noted.items()}
+    if len(rows) == 1 or ranks == dict.fromkeys(rows, layer.rank):  # no diagonal: all share the down matrix
         return []
-    if noted:
-        return [{name: int(entry[0]) for name, entry in noted.items()}]
     active = [name for name, part in rows.items() if layer.up[part].any()]
-    return [{name: layer.rank // len(names) for name in names} for names in (list(rows), active) if len(names) > 0]
+    equal = [{name: layer.rank // len(names) for name in names} for names in (list(rows), active) if len(names) > 0]
+    return [ranks, *equal] if ranks else equal
 
 
 def _is_diagonal(up: np.ndarray, rows: Mapping[str, slice], blocks: Mapping[str, slice]) -> bool:
@@ -186,7 +230,9 @@ def _alpha(scale: float, rank: int, noted: Sequence | None, dtype: str | None) -
     return float(alpha), dtype
 
 
-def _swap(up: np.ndarray) -> np.ndarray:
+def _swap(fused: str, up: np.ndarray) -> np.ndarray:
+    if up.shape[0] % 2:
+        raise UserError(f"{fused}: its {up.shape[0]} outputs cannot be divided into scale and shift")
     return np.concatenate(np.split(up, 2)[::-1])
 
 
@@ -198,13 +244,22 @@ def _describe(layers: Layers) -> dict[str, list]:
     return {name: [layer.rank, layer.alpha, layer.alpha_dtype] for name, layer in layers.items()}
 
 
-def _read_note(text: str | None) -> dict[str, Any]:
+def _read_note(text: str | None) -> Note:
+    """An entry of that name that is somebody else's is no note."""
     try:
-        note = json.loads(text or "{}")
-        layers = {
-            str(name): [int(rank), float(alpha), dtype if dtype in DTYPES else None]
-            for name, (rank, alpha, dtype) in note.get("layers", {}).items()
-        }
-        return {"layers": layers, "metadata": {str(k): str(v) for k, v in note.get("metadata", {}).items()}}
-    except (ValueError, TypeError, AttributeError):
-        return {"layers": {}, "metadata": {}}  # somebody else's entry of that name
+        content = parse_json(text or "{}")
+    except ValueError:
+        return Note()
+    match content:
+        case {"layers": dict(layers), "metadata": dict(hidden)} if all(map(_is_noted, layers.values())):
+            adapter = hidden.get(ADAPTER_METADATA)
+            return Note(layers, adapter if isinstance(adapter, str) else None)
+    return Note()
+
+
+def _is_noted(entry: Any) -> bool:
+    match entry:
+        case [int(rank), int() | float() as alpha, None | str() as dtype]:
+            known = dtype is None or (dtype in DTYPES and dtype != "BOOL")
+            return known and 1 <= rank <= lora_settings.RANK_LIMIT and lora_settings.usable_alpha(alpha)
+    return False

@@ -1,10 +1,13 @@
-"""A LoRA file of any of the usual formats, read: its layers by name, and what else is in it."""
+"""A LoRA file of any of the usual formats, read: its layers by name, and what else is in it.
+
+The file may be anybody's. One whose layers cannot be made out is rejected. One that can be described but not used (NaN,
+settings that contradict the weights) keeps its problems; whoever uses the layers asks `only_flux` for them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from flux_db import lora_names
+from flux_db import lora_names, lora_settings
 from flux_db.errors import UserError
-from flux_db.weight_file import WeightFile, open_weights
+from flux_db.files import read_text
+from flux_db.lora_settings import Settings
+from flux_db.weight_file import FLOATS, WeightFile, open_weights
 
 FILE_NAME = "pytorch_lora_weights.safetensors"
 PEFT_FILE_NAME, PEFT_CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
@@ -36,6 +41,9 @@ TEXT_ENCODERS = ("lora_te", "text_encoder")
 
 _MATRIX = re.compile(r"(.+?)\.(lora_A|lora_down|lora\.down|lora_B|lora_up|lora\.up)(?:\.default)?\.weight")
 _DOWN = ("lora_A", "lora_down", "lora.down")
+# A LoRA of rank 512 on every layer of FLUX.1 has 11 GB.
+_SIZE_LIMIT = 16 * 2**30
+
 _LIKE_LORA = re.compile(r"lora|hada_w|lokr_w|dora_scale|oft_blocks|\.diff")
 
 
@@ -76,6 +84,8 @@ class LoraFile:
     unread: tuple[str, ...]
     """Tensors that belong to no plain LoRA layer."""
     metadata: dict[str, str]
+    problems: tuple[str, ...] = ()
+    """Why the layers must not be used; each names its layer."""
 
     @property
     def is_fused(self) -> bool:
@@ -91,6 +101,8 @@ class LoraFile:
         if not self.layers:
             parts = _some(self.others or self.unread)
             raise UserError(f"{self.path}: is not a LoRA for FLUX.1 that can be read; it holds {parts}")
+        if self.problems:
+            raise UserError(f"{self.path}: {_some(self.problems, '; ')}")
         strange = [*self.others, *self.unread]
         if strange:
             raise UserError(
@@ -105,12 +117,12 @@ class LoraFile:
 def locate(path: Path | str) -> Path:
     """The LoRA file that a path means: the file itself, or the one in the folder."""
     path = Path(path)
-    if path.is_file():
-        return path
-    if not path.is_dir():
+    if not os.path.lexists(path):
         raise UserError(f"{path}: no such file; give a LoRA file, or a folder with {FILE_NAME}")
+    if not os.path.isdir(path):
+        return path
     for name in (FILE_NAME, PEFT_FILE_NAME):
-        if (path / name).is_file():
+        if os.path.lexists(path / name):
             return path / name
     found = sorted(path.glob("*.safetensors"))
     if len(found) == 1:
@@ -125,24 +137,34 @@ def read(path: Path | str) -> LoraFile:
     if not any(_LIKE_LORA.search(name) for name in file.entries):
         few = _some(file.entries) if file.entries else "nothing"
         raise UserError(f"{file.path}: is not a LoRA; it holds {len(file.entries)} tensors: {few}")
+    if max(entry.end for entry in file.entries.values()) > _SIZE_LIMIT:
+        raise UserError(f"{file.path}: has more than {_SIZE_LIMIT / 2**30:.0f} GiB, too much for a LoRA")
     matrices, alphas, unread = _sort(file)
-    told = _told_alphas(file)
+    settings = _settings(file)
     layers: dict[str, Layer] = {}
     others: dict[str, Layer] = {}
+    modules: dict[str, str] = {}
+    problems: list[str] = []
     formats = set()
     for module, (down, up) in matrices.items():
         prefix, name = _name_of(module)
-        is_flux = bool(lora_names.parts_of(name) or lora_names.fused_of(name))
-        layer = _layer(file, down, up, alphas.pop(module, None), told, name)
-        if layer.up.shape[1] != layer.rank:
-            raise UserError(f"{file.path}: {module}: its two matrices do not fit: {layer.down.shape}, {layer.up.shape}")
-        if is_flux:
-            formats.add(PREFIXES[prefix])
-            layers[name] = layer
-        else:
+        is_fused, is_part = lora_names.parts_of(name) is not None, lora_names.fused_of(name) is not None
+        # peft's settings are about diffusers' layers of one network
+        about = Settings() if is_fused or module.startswith(TEXT_ENCODERS) else settings
+        layer = _layer(file, down, up, alphas.pop(module, None), about, name)
+        problems += [f"{module} {problem}" for problem in _problems(layer, about, name)]
+        if not (is_fused or is_part):
             others[module] = layer
+            continue
+        if len(file.entries[down].shape) != 2 or len(file.entries[up].shape) != 2:
+            raise UserError(f"{file.path}: {module}: its matrices have more than two dimensions")
+        if name in layers:
+            raise UserError(f"{file.path}: the layer {name} is there twice, as {modules[name]} and as {module}")
+        layers[name], modules[name] = layer, module
+        formats.add(PREFIXES[prefix])
     unread += [*alphas.values()]
-    return LoraFile(file.path, _format(formats, others), layers, others, tuple(sorted(unread)), file.metadata)
+    format_ = _format(formats, others)
+    return LoraFile(file.path, format_, layers, others, tuple(sorted(unread)), file.metadata, tuple(problems))
 
 
 def _format(formats: set[str], others: Mapping[str, Layer]) -> str:
@@ -156,7 +178,10 @@ def _sort(file: WeightFile) -> tuple[dict[str, tuple[str, str]], dict[str, str],
     downs, ups, alphas, unread = {}, {}, {}, []
     for key in file.entries:
         if match := _MATRIX.fullmatch(key):
-            (downs if match[2] in _DOWN else ups)[match[1]] = key
+            side = downs if match[2] in _DOWN else ups
+            if match[1] in side:
+                raise UserError(f"{file.path}: the layer {match[1]} is there twice, as {side[match[1]]} and as {key}")
+            side[match[1]] = key
         elif key.endswith(".alpha"):
             alphas[key.removesuffix(".alpha")] = key
         else:
@@ -172,36 +197,51 @@ def _name_of(module: str) -> tuple[str, str]:
     return prefix, lora_names.with_dots(name) if prefix.endswith("_") else name
 
 
-def _layer(file: WeightFile, down: str, up: str, alpha: str | None, told: Mapping[str, Any], name: str) -> Layer:
-    low, high = file.read(down), file.read(up)
+def _layer(file: WeightFile, down: str, up: str, alpha: str | None, settings: Settings, name: str) -> Layer:
+    low, high = _matrix(file, down), _matrix(file, up)
+    rank = low.shape[0]
+    if high.shape[1] != rank:
+        raise UserError(f"{file.path}: {down} and {up} do not fit: {low.shape}, {high.shape}")
+    if alpha is None:
+        return Layer(low, high, settings.alpha_of(name, rank))
+    entry = file.entries[alpha]
+    if entry.shape not in ((), (1,)) or entry.dtype == "BOOL":
+        raise UserError(f"{file.path}: {alpha}: is {entry.dtype} of shape {entry.shape}, not one number")
+    return Layer(low, high, float(file.read(alpha).reshape(())), entry.dtype)
+
+
+def _matrix(file: WeightFile, key: str) -> np.ndarray:
+    entry = file.entries[key]
+    if entry.dtype not in FLOATS or len(entry.shape) < 2:
+        raise UserError(f"{file.path}: {key}: is {entry.dtype} of shape {entry.shape}, not a matrix of floats")
     # convolutions of other networks: [r, in, k, k] -> [r, in*k*k]
-    low, high = low.reshape(low.shape[0], -1), high.reshape(high.shape[0], -1)
-    if alpha is not None:
-        return Layer(low, high, float(file.read(alpha).reshape(-1)[0]), file.entries[alpha].dtype)
-    return Layer(low, high, _told_alpha(told, name, low.shape[0]))
+    return file.read(key).reshape(entry.shape[0], -1)
 
 
-def _told_alphas(file: WeightFile) -> dict[str, Any]:
+def _problems(layer: Layer, settings: Settings, name: str) -> list[str]:
+    if not (np.isfinite(layer.down).all() and np.isfinite(layer.up).all()):
+        return ["holds values that are NOT FINITE"]
+    if not lora_settings.usable_alpha(layer.alpha):
+        return [f"has an alpha of {layer.alpha:g}"]
+    contradiction = settings.contradiction(name, layer.rank, layer.alpha)
+    return [contradiction] if contradiction else []
+
+
+def _settings(file: WeightFile) -> Settings:
     """peft's settings: in diffusers' metadata, or in the file that peft writes beside its weights."""
     try:
         if ADAPTER_METADATA in file.metadata:
-            told = json.loads(file.metadata[ADAPTER_METADATA])
-            return {name.removeprefix("transformer."): value for name, value in told.items()}
+            return lora_settings.parse(file.metadata[ADAPTER_METADATA], "transformer.")
         if file.path.name == PEFT_FILE_NAME:
-            return dict(json.loads((file.path.parent / PEFT_CONFIG_NAME).read_text(encoding="utf-8")))
+            return lora_settings.parse(read_text(file.path.parent / PEFT_CONFIG_NAME))
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError, TypeError) as problem:
-        raise UserError(f"{file.path}: the settings that came with the LoRA cannot be read: {problem}") from problem
-    return {}
+        return Settings()
+    except (OSError, ValueError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise UserError(f"{file.path}: the settings that came with the LoRA cannot be read: {reason}") from problem
+    return Settings()
 
 
-def _told_alpha(told: Mapping[str, Any], name: str, rank: int) -> float:
-    patterns = told.get("alpha_pattern") or {}
-    value = next((v for p, v in patterns.items() if re.fullmatch(rf"(.*\.)?({p})", name)), told.get("lora_alpha", rank))
-    return float(value) * (math.sqrt(rank) if told.get("use_rslora") else 1.0)
-
-
-def _some(names: Any) -> str:
+def _some(names: Any, separator: str = ", ") -> str:
     names = sorted(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return separator.join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from pathlib import Path
 
 import numpy as np
 
 from flux_db import lora_file
+from flux_db.console import printable
 from flux_db.lora_convert import NOTE_OF_FUSED, NOTE_OF_PARTS
 from flux_db.lora_file import ADAPTER_METADATA, Layer, LoraFile
 
@@ -27,19 +29,19 @@ FORMATS = {
 }
 
 STRONGEST = 5
+MOST_KINDS, MOST_ENTRIES = 100, 100
 
 
 def norm(layer: Layer) -> float:
     """Frobenius norm of what the layer adds to its weight. [outputs, inputs] is never computed, only [rank, rank]."""
-    down, up = layer.down.astype(np.float32), layer.up.astype(np.float32)
-    if not (np.isfinite(down).all() and np.isfinite(up).all()):
-        return float("nan")
-    square = np.sum((up.T @ up).astype(np.float64) * (down @ down.T).astype(np.float64))
-    return abs(layer.scale) * float(np.sqrt(max(square, 0.0)))
+    down, up = layer.down.astype(np.float64), layer.up.astype(np.float64)
+    with np.errstate(all="ignore"):
+        square = float(np.sum((up.T @ up) * (down @ down.T)))
+    return abs(layer.scale) * math.sqrt(max(square, 0.0)) if math.isfinite(square * layer.scale) else float("nan")
 
 
 def describe(path: Path | str) -> str:
-    """Several lines about the file; a UserError if it is no LoRA."""
+    """Several lines about the file, harmless for a terminal; a UserError if it is no LoRA."""
     file = lora_file.read(path)
     layers = {**file.layers, **file.others}
     norms = {name: norm(layer) for name, layer in layers.items()}
@@ -51,9 +53,12 @@ def describe(path: Path | str) -> str:
         text += _about_layers(file, layers, norms)
     if file.unread:
         text.append(f"besides   {len(file.unread)} tensors of another kind, such as {file.unread[0]}")
-    if layers:
+    if file.problems:
+        more = f" and {len(file.problems) - 1} more" if len(file.problems) > 1 else ""
+        text.append(f"BROKEN    export, fuse and generate reject the file: {file.problems[0]}{more}")
+    if layers and all(map(math.isfinite, norms.values())):
         text += ["", *_table(layers, norms), "", *_strongest(norms)]
-    return "\n".join([*text, "", *_metadata(file)])
+    return "\n".join(map(printable, [*text, "", *_metadata(file)]))
 
 
 def _about_layers(file: LoraFile, layers: dict[str, Layer], norms: dict[str, float]) -> list[str]:
@@ -99,9 +104,9 @@ def _counted(values: Iterable) -> str:
 
 
 def _total(norms: dict[str, float]) -> str:
-    bad = [name for name, value in norms.items() if not np.isfinite(value)]
+    bad = [name for name, value in norms.items() if not math.isfinite(value)]
     if bad:
-        return f"{len(bad)} layers hold values that are NOT FINITE, such as {bad[0]}: the file is broken"
+        return f"NOT FINITE in {len(bad)} layers, such as {bad[0]}"
     total = float(np.sqrt(sum(value**2 for value in norms.values())))
     return f"{total:.4g} in all" + ("; the LoRA does nothing: it was not trained" if total == 0 else "")
 
@@ -112,10 +117,10 @@ def _table(layers: dict[str, Layer], norms: dict[str, float]) -> list[str]:
         kinds.setdefault(re.sub(r"(?<=[._])\d+(?=[._])", "*", name, count=1), []).append(name)
     width = max(len(kind) for kind in kinds)
     rows = [f"{'kind of layer':{width}}  layers   mean norm  largest"]
-    for kind, names in sorted(kinds.items()):
+    for kind, names in sorted(kinds.items())[:MOST_KINDS]:
         values = [norms[name] for name in names]
         rows.append(f"{kind:{width}}  {len(names):6}  {np.mean(values):10.4g}  {max(values):7.4g}")
-    return rows
+    return [*rows, *_left_out(kinds, MOST_KINDS)]
 
 
 def _strongest(norms: dict[str, float]) -> list[str]:
@@ -130,11 +135,17 @@ def _metadata(file: LoraFile) -> list[str]:
             told[name] = f"({len(told[name])} characters)"
     if not told:
         return ["metadata  none"]
-    shown = {name: value if len(value) <= 200 else f"{value[:200]}..." for name, value in told.items()}
-    return [
-        "metadata",
-        *(f"  {name}: {json.dumps(value, ensure_ascii=False)[1:-1]}" for name, value in sorted(shown.items())),
-    ]
+    lines = [f"  {_shortened(name)}: {_shortened(value)}" for name, value in sorted(told.items())[:MOST_ENTRIES]]
+    return ["metadata", *lines, *_left_out(told, MOST_ENTRIES)]
+
+
+def _shortened(text: str) -> str:
+    """On one line: line breaks are shown as `\\n`."""
+    return json.dumps(text if len(text) <= 200 else f"{text[:200]}...", ensure_ascii=False)[1:-1]
+
+
+def _left_out(entries: Sized, most: int) -> list[str]:
+    return [f"  ... and {len(entries) - most} more"] if len(entries) > most else []
 
 
 def _size(count: int) -> str:

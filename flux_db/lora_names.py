@@ -48,13 +48,16 @@ _BLOCKS = (
     ("single_blocks", "single_transformer_blocks", SINGLE_BLOCK),
 )
 
+# 007 would be another name for block 7.
+_NUMBER = "(0|[1-9][0-9]{0,3})"
+
 
 def parts_of(fused: str) -> tuple[str, ...] | None:
     """diffusers' names of the layers that a fused one holds; None if FLUX.1 has no layer of that name."""
     if fused in OUTSIDE:
         return OUTSIDE[fused]
     for here, there, table in _BLOCKS:
-        match = re.fullmatch(rf"{here}\.(\d+)\.(.+)", fused)
+        match = re.fullmatch(rf"{here}\.{_NUMBER}\.(.+)", fused)
         if match and match[2] in table:
             return tuple(f"{there}.{match[1]}.{part}" for part in table[match[2]])
     return None
@@ -66,7 +69,7 @@ def fused_of(part: str) -> str | None:
         if part in parts:
             return fused
     for here, there, table in _BLOCKS:
-        if match := re.fullmatch(rf"{there}\.(\d+)\.(.+)", part):
+        if match := re.fullmatch(rf"{there}\.{_NUMBER}\.(.+)", part):
             return next((f"{here}.{match[1]}.{fused}" for fused, parts in table.items() if match[2] in parts), None)
     return None
 
@@ -79,6 +82,6 @@ def with_dots(name: str) -> str:
                 return known
     for here, there, table in _BLOCKS:
         for prefix, layers in ((here, table), (there, [part for parts in table.values() for part in parts])):
-            if match := re.fullmatch(rf"{prefix}_(\d+)_(.+)", name):
+            if match := re.fullmatch(rf"{prefix}_{_NUMBER}_(.+)", name):
                 return next((f"{prefix}.{match[1]}.{n}" for n in layers if match[2] == n.replace(".", "_")), name)
     return name

@@ -1,17 +1,26 @@
-"""A safetensors file, tensor by tensor: what it holds is told from its header, and nothing else is loaded."""
+"""A safetensors file, tensor by tensor: what it holds is told from its header, and nothing else is loaded.
+
+The file may be anybody's. The safetensors library checks the header (types, offsets, holes, overlaps, the file's size);
+here is what it lets pass, and which tensor is meant where it does not say so.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from flux_db.errors import UserError
+from flux_db.files import open_regular
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -28,8 +37,12 @@ DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
 }
 
-# No header of weights is near this size; a file that claims more is something else.
-_HEADER_LIMIT = 100 * 2**20
+FLOATS = frozenset(name for name in DTYPES if name.startswith(("F", "BF")))
+
+# What no file of weights comes near; one that claims more is something else.
+_HEADER_LIMIT = 16 * 2**20
+_NAME_LIMIT = 500
+_DIMENSIONS_LIMIT = 8
 
 
 @dataclass(frozen=True)
@@ -52,17 +65,22 @@ class WeightFile:
     def read(self, name: str) -> np.ndarray:
         """One tensor, as a copy."""
         entry = self.entries[name]
-        with self.path.open("rb") as file:
-            file.seek(entry.start)
-            data = file.read(entry.end - entry.start)
+        try:
+            with open_regular(self.path) as file:
+                file.seek(entry.start)
+                data = file.read(entry.end - entry.start)
+        except OSError as problem:
+            raise UserError(f"{self.path}: cannot be read: {problem.strerror}") from problem
+        if len(data) < entry.end - entry.start:
+            raise UserError(f"{self.path}: became shorter while it was read; {name} is cut off")
         return np.frombuffer(data, DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def open_weights(path: Path) -> WeightFile:
-    """The file's table of contents; a UserError tells what is wrong with a file that is none."""
+    """The file's table of contents; a UserError says what is wrong with a file that has none."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             header = file.read(min(length, _HEADER_LIMIT))
     except OSError as problem:
@@ -72,24 +90,88 @@ def open_weights(path: Path) -> WeightFile:
     if len(header) < length:
         raise UserError(f"{path}: is cut off; fetch or copy it again")
     try:
-        content = json.loads(header)
-        metadata = content.pop("__metadata__", {})
-        entries = {name: _entry(value, 8 + length) for name, value in content.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise UserError(f"{path}: its header is damaged; fetch or copy it again") from problem
-    if unknown := sorted({entry.dtype for entry in entries.values()} - DTYPES.keys()):
-        raise UserError(f"{path}: holds tensors of a type that cannot be read: {', '.join(unknown)}")
+        content = parse_json(header.decode("utf-8"))
+    except ValueError as problem:
+        raise UserError(f"{path}: its header is damaged: {problem}; fetch or copy it again") from problem
+    _library_check(path, content, size - 8 - length)
+    metadata = content.pop("__metadata__", None) or {}
+    entries = {name: _entry(value, 8 + length) for name, value in content.items()}
     for name, entry in entries.items():
-        if entry.end > size:
-            raise UserError(f"{path}: is cut off in the middle of {name}; fetch or copy it again")
-        if entry.end - entry.start != int(np.prod(entry.shape, dtype=np.int64)) * DTYPES[entry.dtype].itemsize:
-            raise UserError(f"{path}: its header is damaged: {name} has not the size of its shape")
-    return WeightFile(path, entries, {str(name): str(value) for name, value in metadata.items()})
+        if problem := _unusable(name, entry):
+            raise UserError(f"{path}: {name[:_NAME_LIMIT]}: {problem}")
+    return WeightFile(path, entries, metadata)
 
 
-def _entry(value: dict, data_start: int) -> Entry:
+def parse_json(text: str) -> Any:
+    """JSON of a stranger. A ValueError also for a key given twice, of which json keeps the last, and for NaN."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
+def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:_NAME_LIMIT]} is there twice")
+        found[name] = value
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")
+
+
+def _library_check(path: Path, content: Mapping[str, Any], data_size: int) -> None:
+    try:
+        with safe_open(path, "numpy"):
+            return
+    except OSError as problem:
+        raise UserError(f"{path}: cannot be read: {problem}") from problem
+    except SafetensorError as problem:
+        wrong, cut = _suspects(content, data_size)
+        if cut and not wrong:
+            raise UserError(f"{path}: is cut off in the middle of {cut}; fetch or copy it again") from problem
+        reason = str(problem).removeprefix("Error while deserializing header: ")
+        where = f" at {wrong}" if wrong else ""
+        raise UserError(f"{path}: its header is damaged{where}: {reason}; fetch or copy it again") from problem
+
+
+def _suspects(content: Mapping[str, Any], data_size: int) -> tuple[str | None, str | None]:
+    """(the first tensor whose entry is wrong in itself, the first that ends beyond the file)"""
+    wrong = cut = None
+    for name, value in content.items():
+        if name == "__metadata__":
+            continue
+        match value:
+            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(end)]} if (
+                len(shape) <= _DIMENSIONS_LIMIT
+                and all(type(n) is int and 0 <= n < 2**63 for n in shape)
+                and (dtype not in DTYPES or end - start == math.prod(shape) * DTYPES[dtype].itemsize)
+            ):
+                cut = cut or (name[:_NAME_LIMIT] if end > data_size else None)
+            case _:
+                wrong = wrong or name[:_NAME_LIMIT]
+    return wrong, cut
+
+
+def _entry(value: Mapping[str, Any], data_start: int) -> Entry:
     start, end = value["data_offsets"]
-    return Entry(value["dtype"], tuple(int(n) for n in value["shape"]), data_start + int(start), data_start + int(end))
+    return Entry(value["dtype"], tuple(value["shape"]), data_start + start, data_start + end)
+
+
+def _unusable(name: str, entry: Entry) -> str | None:
+    """What the library lets pass."""
+    if len(name) > _NAME_LIMIT:
+        return f"a tensor's name of {len(name)} characters cannot be right"
+    if entry.dtype not in DTYPES:
+        return f"is of a type that cannot be read: {entry.dtype}"
+    if len(entry.shape) > _DIMENSIONS_LIMIT:
+        return f"has {len(entry.shape)} dimensions; weights have at most {_DIMENSIONS_LIMIT}"
+    if entry.end == entry.start:
+        return f"is empty; its shape is {entry.shape}"
+    return None
 
 
 def to_bytes(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:

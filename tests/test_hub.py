@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -170,6 +171,23 @@ def test_a_failed_upload_loses_nothing_and_tells_how_to_try_again(output, server
     assert done.returncode == 0, done.stderr
     assert set(server.repos["me/dog"]["files"]) == UPLOADED
     assert done.stdout.strip() == f"{server.url}/me/dog"
+
+
+def test_what_lies_elsewhere_is_not_uploaded(output, server, tmp_path):
+    """A link out of the folder, a pipe, and a name that would be read as a pattern."""
+    config = config_of(output, push_to_hub=True)
+    (tmp_path / "private").write_text("mine")
+    (output / "README.md").symlink_to(tmp_path / "private")
+    (output / "samples/grid.png").unlink()
+    os.mkfifo(output / "samples/grid.png")
+    shutil.copyfile(output / "samples/step-00060/00.png", output / "samples/step-00060/0?.png")
+    assert hub.push_run(config) == 0
+    (repo,) = server.repos.values()
+    assert set(repo["files"]) == (UPLOADED | {"samples/step-00060/0?.png"}) - {"README.md", "samples/grid.png"}
+    (output / export.FILE_NAME).unlink()
+    os.mkfifo(output / export.FILE_NAME)
+    with pytest.raises(UserError, match=export.FILE_NAME):
+        hub.find_run(output)
 
 
 def test_push_wants_a_finished_run(tmp_path):

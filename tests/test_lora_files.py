@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import ml_dtypes
 import numpy as np
@@ -213,6 +214,151 @@ def test_what_a_fused_layer_cannot_hold_is_refused_by_name(tmp_path):
     tensors["transformer.transformer_blocks.0.attn.to_k.alpha"] = np.array(2.0, np.float32)
     with pytest.raises(UserError, match=r"transformer_blocks.0.attn.to_k, .*to_q.*different strengths"):
         lora_convert.convert(lora_file.read(write(tmp_path / "d", tensors)), "kohya")
+
+
+# ---- Files that somebody edited ----
+
+
+def as_diffusers_reads(path):
+    """Layer -> (rank, strength), by the rules of diffusers 0.35; an AssertionError where it rejects the file."""
+    tensors, metadata = load_file(path), open_weights(path).metadata
+    alphas = {name: value for name, value in tensors.items() if "alpha" in name}
+    assert all(np.issubdtype(value.dtype, np.floating) for value in alphas.values()), "alphas are floats"
+    told = json.loads(metadata["lora_adapter_metadata"]) if "lora_adapter_metadata" in metadata else None
+    assert not (alphas and told), "`network_alphas` and `metadata` cannot be specified both at the same time"
+    modules = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
+    ranks = {module: tensors[f"{module}.lora_B.weight"].shape[1] for module in modules}
+    if told is None:  # every alpha, or none: without its own a layer would get another's
+        assert len(alphas) in (0, len(modules))
+        return {m: (ranks[m], float(alphas.get(f"{m}.alpha", ranks[m])) / ranks[m]) for m in modules}
+    told = {name.removeprefix("transformer."): value for name, value in told.items()}
+    found = {}
+    for module in modules:
+        name = module.removeprefix("transformer.")
+        assert any(name == target or name.endswith(f".{target}") for target in told["target_modules"]), "not loaded"
+        rank, alpha = (
+            next((value for p, value in told[patterns].items() if re.match(rf"(.*\.)?({p})$", name)), told[default])
+            for patterns, default in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
+        )
+        assert rank == ranks[module], f"size mismatch for {name}"
+        found[module] = (rank, alpha / rank)
+    modules = {module.removeprefix("transformer.") for module in modules}
+    assert all(any(f".{m}".endswith(f".{t}") for m in modules) for t in told["target_modules"]), "missing keys"
+    return found
+
+
+def trained_file(path, alpha=None):
+    """As the trainer writes it; with this alpha in the metadata."""
+    config = from_flat_dict({"pretrained_model_name_or_path": "x", **SETTINGS})
+    data = export.lora_file(matrices(DEFAULTS), config, FACTS)
+    path.write_bytes(data)
+    if alpha is not None:
+        metadata = open_weights(path).metadata
+        settings = json.loads(metadata["lora_adapter_metadata"]) | {"transformer.lora_alpha": alpha}
+        write(path, load_file(path), metadata | {"lora_adapter_metadata": json.dumps(settings)})
+    return path
+
+
+def resized(tensors, rank):
+    """Every layer with this rank, as kohya's resize_lora.py leaves it, with the same strength."""
+    result = {}
+    for key, value in tensors.items():
+        if key.endswith("lora_down.weight"):
+            module = key.removesuffix(".lora_down.weight")
+            up, old = tensors[f"{module}.lora_up.weight"], value.shape[0]
+            u, s, v = np.linalg.svd(up @ value, full_matrices=False)
+            result[f"{module}.lora_up.weight"] = np.ascontiguousarray(u[:, :rank] * s[:rank])
+            result[key] = np.ascontiguousarray(v[:rank])
+            result[f"{module}.alpha"] = np.array(tensors[f"{module}.alpha"] / old * rank, np.float32)
+    return result
+
+
+def cut_diagonal(tensors):
+    """Every part of a fused layer with rank 2 instead of 4, on the diagonal as before."""
+    result = {}
+    for key, value in tensors.items():
+        rank = tensors[f"{key.split('.')[0]}.lora_down.weight"].shape[0]
+        kept = np.arange(rank) % 4 < 2
+        result[key] = value / 2 if key.endswith(".alpha") else value[kept] if "down" in key else value[:, kept]
+    return {key: np.ascontiguousarray(value) for key, value in result.items()}
+
+
+def halved(tensors):
+    return {key: np.array(value / 2, np.float32) if key.endswith(".alpha") else value for key, value in tensors.items()}
+
+
+EDITS = {
+    "not at all": lambda tensors: tensors,
+    "other rank": lambda tensors: resized(tensors, 3),
+    "other rank, on the diagonal": cut_diagonal,
+    "other rank of one layer": lambda tensors: {
+        **tensors,
+        **resized({key: value for key, value in tensors.items() if "linear2" not in key and "blocks_0_" in key}, 2),
+    },
+    "layers removed": lambda tensors: {key: value for key, value in tensors.items() if "_0_" in key},
+    "other strength": halved,
+    "no alphas": lambda tensors: {key: value for key, value in tensors.items() if not key.endswith(".alpha")},
+    "alphas in whole numbers": lambda tensors: {
+        key: value.astype(np.int64) if key.endswith(".alpha") else value for key, value in tensors.items()
+    },
+}
+
+
+@pytest.mark.parametrize("alpha", [None, 9])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_kohya_file_comes_back_as_one_that_diffusers_reads(tmp_path, edit, alpha):
+    source = trained_file(tmp_path / "start", alpha)
+    assert set(as_diffusers_reads(source).values()) == {(RANK, (alpha or RANK) / RANK)}
+    middle = converted(source, "kohya", tmp_path / "k")
+    write(tmp_path / "edited", EDITS[edit](load_file(middle)), open_weights(middle).metadata)
+    strengths = deltas(tmp_path / "edited")
+    back = converted(tmp_path / "edited", "diffusers", tmp_path / "back")
+    read_there = as_diffusers_reads(back)
+    tensors = load_file(back)
+    assert {module.removeprefix("transformer.") for module in read_there} == set(strengths)
+    for module, (_, strength) in read_there.items():
+        delta = strength * (tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"])
+        assert delta == pytest.approx(strengths[module.removeprefix("transformer.")], abs=1e-4), "the same there"
+    if edit == "not at all":
+        assert back.read_bytes() == source.read_bytes()
+    elif edit == "other rank, on the diagonal":
+        assert {rank for rank, _ in read_there.values()} == {2}, "parts keep matrices of their own"
+    again = converted(back, "kohya", tmp_path / "again")
+    for name, delta in deltas(again).items():
+        assert delta == pytest.approx(strengths[name], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "{", "[]", "[" * 10**5, '{"layers": []}', '{"layers": {"x": 1}, "metadata": {}}',
+        '{"layers": {"x": ["4", 1, null]}, "metadata": {}}', '{"layers": {"x": [4, 1e400, null]}, "metadata": {}}',
+        '{"layers": {"transformer_blocks.0.attn.to_q": [-4, 4, "F32"], "transformer_blocks.0.attn.to_k": [16, 16, '
+        '"F32"]}, "metadata": {}}',
+        '{"layers": {"x": [4, 4, "BOOL"]}, "metadata": {}}', '{"layers": {}, "metadata": {"format": 1, "rank": "x"}}',
+        '{"layers": {}, "metadata": {"lora_adapter_metadata": "{\\"transformer.r\\": 99}"}}',
+    ],
+)  # fmt: skip
+def test_a_note_that_is_not_ours_changes_nothing(tmp_path, note):
+    source = write(tmp_path / "d", matrices(DEFAULTS))
+    middle = converted(source, "kohya", tmp_path / "k")
+    bare = write(tmp_path / "bare", load_file(middle))
+    noted = write(tmp_path / "noted", load_file(middle), {"flux_db_parts": note, "rank": "4"})
+    files = [converted(path, "diffusers", tmp_path / f"{path.name}.back") for path in (bare, noted)]
+    assert equal(*files)
+    metadata = open_weights(files[1]).metadata
+    assert metadata["rank"] == "4" and metadata["format"] == "pt" and "lora_adapter_metadata" not in metadata
+
+
+@pytest.mark.parametrize(("dtype", "alpha"), [(np.float16, 40_000), (np.int8, 100)])
+def test_an_alpha_that_outgrows_its_type_is_written_in_another(tmp_path, dtype, alpha):
+    source = write(tmp_path / "d", with_alpha(matrices(DEFAULTS), alpha, dtype))
+    middle = converted(source, "kohya", tmp_path / "k")
+    assert load_file(middle)["lora_unet_double_blocks_0_img_attn_qkv.alpha"] == 3 * alpha
+    assert deltas(middle).keys() == deltas(source).keys()
+    for name, delta in deltas(source).items():
+        assert np.array_equal(deltas(middle)[name], delta)
+    as_diffusers_reads(converted(middle, "diffusers", tmp_path / "back"))
 
 
 # ---- Formats of others ----

@@ -29,7 +29,7 @@ __init__
 console files
 errors atomic stream buckets flow cpu_ops likeness lora_names base_model charts html_page
 config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
-hub_token child model_files
+hub_token child model_files lora_settings
 preflight images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
 masks
 cli dataset contact_sheet models lora sharding train_step report export lora_convert hub

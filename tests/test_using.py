@@ -1,5 +1,6 @@
 """After training: the uploaded run, the merged model, and pictures drawn with the LoRA. One small run serves all."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from fake_hub import FakeHub
 from huggingface_hub import ModelCard
+from mindspore import nn
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
@@ -160,6 +162,17 @@ def test_fuse_goes_file_by_file_and_leaves_the_rest_byte_for_byte(sharded, tmp_p
         os.path.samefile(sharded / name, tmp_path / "fused" / name) for name in ("vae/config.json", "model_index.json")
     ]
     assert all(same), "what does not change takes no space"
+
+
+def test_values_beyond_the_precision_of_the_device_are_refused(cpu, tmp_path):
+    """In fp16 they would be infinite, and the picture black."""
+    path, _ = lora_for(tmp_path / "lora.safetensors", {"x_embedder": (32, 64)})
+    network = nn.Dense(64, 32, has_bias=False)
+    network.weight.name = "x_embedder.weight"
+    half = dataclasses.replace(cpu, dtype=runtime.DTYPES["fp16"])
+    generate.add_loras(network, fuse.read_all([fuse.Weighted(path)]), half)
+    with pytest.raises(UserError, match=r"x_embedder: with the LoRA its weights are not finite numbers of type F16"):
+        generate.add_loras(network, fuse.read_all([fuse.Weighted(path, 1e5)]), half)
 
 
 def test_several_loras_add_up(tmp_path):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from world import PROMPT, metrics, train
 
 from flux_db import batches, build, encode, flow, golden, lora, lora_convert, lora_file, models
-from flux_db.config import to_flat_dict
+from flux_db.config import LoraConfig, to_flat_dict
 from flux_db.prepare import prepare
 from flux_db.sample import Request, Sampler, SampleSettings
 from flux_db.stream import Dealing, Purpose, generator
@@ -104,6 +104,14 @@ def draw_here(model, transformer, request):
     return np.clip(pixels / 2 + 0.5, 0, 1)
 
 
+def read_lora(path):
+    """Settings and weights of a LoRA file with one rank and one alpha for all its layers."""
+    layers = lora_file.read(path).layers
+    ((rank, alpha),) = {(layer.rank, layer.alpha) for layer in layers.values()}
+    config = LoraConfig(rank=rank, lora_alpha=alpha, lora_layers=",".join(sorted(layers)))
+    return config, lora_convert.name_tensors(layers, "diffusers")
+
+
 def test_a_lora_trained_here_draws_the_same_picture_there(run, world, tmp_path):
     file = Path(run.output.output_dir, "pytorch_lora_weights.safetensors")
     request = picture_request(world, run, world.model)
@@ -114,7 +122,7 @@ def test_a_lora_trained_here_draws_the_same_picture_there(run, world, tmp_path):
     }
     there, facts = ask_torch("draw", world.model, tmp_path, arrays, lora=str(file))
     assert facts["remarks"] == []
-    config, tensors = lora.read_file(file.read_bytes())
+    config, tensors = read_lora(file)
     weights = {name: value for name, value in tensors.items() if not name.endswith(".alpha")}
     loaded = {name.removeprefix("loaded/"): v for name, v in there.items() if name.startswith("loaded/")}
     assert loaded.keys() == weights.keys(), "no key missing, none unexpected"
@@ -139,7 +147,7 @@ def test_a_lora_trained_here_draws_the_same_picture_there(run, world, tmp_path):
 def test_a_lora_made_there_answers_the_same_here(cpu, world, tmp_path, alpha, layers):
     folder = tmp_path / "lora"
     there, _ = ask_torch("make_lora", world.model, tmp_path, save_to=str(folder), rank=4, alpha=alpha, layers=layers)
-    config, tensors = lora.read_file((folder / "pytorch_lora_weights.safetensors").read_bytes())
+    config, tensors = read_lora(folder)
     assert (config.rank, config.alpha) == (4, alpha)
     transformer = models.load_transformer(world.model, ms.float32)
     lora.inject(transformer, config, seed=0)
