@@ -71,10 +71,11 @@ def text_precision(config: Config) -> str:
 
 
 def open_cache(config: Config, model: Path) -> Cache:
+    text_parts, variant = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"), config.model.variant
     return Cache(
         folder=cache_path(config),
-        text_model=fingerprint(model, ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")),
-        vae=fingerprint(model, ("vae",)),
+        text_model=fingerprint(model, text_parts, variant),
+        vae=fingerprint(model, ("vae",), variant),
         text_precision=text_precision(config),
         max_sequence_length=config.data.max_sequence_length,
         background=background(config),
