@@ -633,3 +633,28 @@ def test_cache_and_fingerprints_know_the_variant(world, variants, tmp_path):
     assert plain.vae == old_fingerprint(variants, ("vae",))
     text_parts = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
     assert plain.text_model == old_fingerprint(variants, text_parts)
+
+
+# ---- pictures that change while they are encoded ----
+
+
+@pytest.mark.parametrize("replaced", ["picture", "mask"])
+def test_a_picture_replaced_while_encoding_is_not_stored(cpu, world, tmp_path, replaced):
+    folder = shutil.copytree(world.pictures, tmp_path / "pictures")
+    from PIL import Image
+
+    for path in folder.glob("*.png"):
+        Image.new("L", (64, 64), 255).save(path.with_suffix(".mask.png"))
+    config = world.config(
+        tmp_path / "out", instance_data_dir=str(folder), encode_cache_dir=str(tmp_path / "cache"), unmasked_weight=0.5
+    )
+    dataset, _ = read_dataset(config)
+    cache = encode.open_cache(config, world.model)
+    work = encode.Work((), encode.missing(config, cache, dataset).pictures)
+    assert len(work.pictures) == 3
+    victim = min(work.pictures, key=lambda item: item[0].size)[0]
+    path = victim.picture.path if replaced == "picture" else victim.mask.path
+    Image.open(path).point(lambda value: 255 - value).save(path)
+    with pytest.raises(UserError, match=f"{path}: has changed since the run looked at it"):
+        encode.encode(config, world.model, cache, work)
+    assert not cache.picture_file(victim, False).exists()
