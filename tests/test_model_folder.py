@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from world import split_weights
 
 from flux_db import encode, model_files, part_weights
+from flux_db.base_model import Licence, base_model_name, licence
 from flux_db.dataset import read_dataset
 from flux_db.errors import UserError
 from flux_db.expected_weights import expected_weights
@@ -544,6 +545,45 @@ def test_an_adapter_in_a_text_encoder_is_refused(problems, model):
     (model / "text_encoder" / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
     (problem,) = problems()
     assert "there is an adapter_config.json, so that other weights would be loaded" in problem
+
+
+def bomb(*, merge: bool) -> str:
+    """Ten levels of ten aliases each: ten thousand million values."""
+    item = "<<: [{}]" if merge else "[{}]"
+    lines = ["a0: &a0 {k: v}" if merge else "a0: &a0 [lol, lol]"]
+    for level in range(1, 11):
+        content = item.format(", ".join([f"*a{level - 1}"] * 10))
+        lines.append(f"a{level}: &a{level} {{{content}}}" if merge else f"a{level}: &a{level} {content}")
+    return "\n".join([*lines, "license: *a10"])
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        f"---\n{bomb(merge=False)}\n---\n",
+        f"---\n{bomb(merge=True)}\n---\n",
+        f"---\nlicense: {'[' * 30_000}\n---\n",
+        f"---\nlicense: {'x' * 1000}\n---\n",
+        "---\nlicense: [mit]\n---\n",
+        "---\n- license\n---\n",
+        "---\n" + "a: b\n" * 300_000 + "license: mit\n---\n",
+    ],
+    ids=lambda card: card[:30],
+)
+def test_a_hostile_card_of_the_base_model_is_ignored(tmp_path, card):
+    (tmp_path / "README.md").write_text(card)
+    start = time.monotonic()
+    assert licence(str(tmp_path)) == Licence("other")
+    assert time.monotonic() - start < 5
+
+
+def test_pipes_and_deep_json_do_not_stop_the_search_for_the_base_models_name(tmp_path):
+    os.mkfifo(tmp_path / "README.md")
+    (tmp_path / "model_index.json").write_text('{"_name_or_path":' * 10**5)
+    assert licence(str(tmp_path)) == Licence("other") and base_model_name(str(tmp_path)) == tmp_path.name
+    (tmp_path / "model_index.json").unlink()
+    (tmp_path / "model_index.json").symlink_to("/dev/zero")
+    assert base_model_name(str(tmp_path)) == tmp_path.name
 
 
 # ---- variants ----
