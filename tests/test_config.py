@@ -22,7 +22,7 @@ from flux_db.config import (
 )
 from flux_db.errors import UserError, run_guarded
 from flux_db.preflight import BOUNDS, check, check_files
-from flux_db.tiny_model import draw_all, vae_config, vae_parameters, write_tiny_model
+from flux_db.tiny_model import draw_all, vae_config, write_tiny_model
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 REQUIRED = [
@@ -599,7 +599,7 @@ def test_the_resolution_is_held_against_the_models_own_vae(folders):
     vae = vae_config("tiny") | {"block_out_channels": [8, 8, 16, 16, 16]}
     vae |= {"down_block_types": ["DownEncoderBlock2D"] * 5, "up_block_types": ["UpDecoderBlock2D"] * 5}
     (folders / "model/vae/config.json").write_text(json.dumps(vae), encoding="utf-8")
-    weights = draw_all(vae_parameters(vae), "vae", seed=0)
+    weights = draw_all("vae", vae, seed=0)
     (folders / "model/vae/diffusion_pytorch_model.safetensors").write_bytes(weights)
     assert file_problems("--resolution", "64") == []
     assert file_problems("--resolution", "48") == [
