@@ -8,12 +8,20 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+from flux_db.files import read_text
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 _FLUX = "https://huggingface.co/black-forest-labs"
 DEV, SCHNELL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"
+
+_LONGEST_NAME = 200
+
+_CARD_LIMIT = 2**20
+
+# `name: text` in the YAML of a model card. Not read as YAML, because aliases in it may stand for any number of others
+# and some thousand brackets take minutes.
+_FIELD = re.compile(r"""^(\w+): +(["']?)([^\s"'#&*!|>%@`\[\]{}][^"'\n]{0,199}?)\2(?:\s+#.*|\s*)$""", re.MULTILINE)
 
 
 class Licence(NamedTuple):
@@ -53,17 +61,23 @@ def licence(name_or_path: str) -> Licence:
     name = base_model_name(name_or_path)
     if name in LICENCES:
         return LICENCES[name]
+    fields = _card_fields(Path(name_or_path, "README.md"))
+    return Licence(*(fields.get(name) for name in Licence._fields)) if "license" in fields else Licence("other")
+
+
+def _card_fields(card: Path) -> dict[str, str]:
+    """The plain texts at the head of a model card; empty if there is none that can be read."""
     try:
-        text = Path(name_or_path, "README.md").read_text(encoding="utf-8")
-        header = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
-        found = [header.get(field) for field in Licence._fields]
-    except (OSError, ValueError, IndexError, AttributeError, yaml.YAMLError):
-        return Licence("other")
-    return Licence(*(str(value) if value else None for value in found)) if found[0] else Licence("other")
+        text = read_text(card, _CARD_LIMIT)
+    except (OSError, ValueError):
+        return {}
+    head, *rest = text.removeprefix("---").split("\n---", maxsplit=1)
+    return {match[1]: match[3] for match in _FIELD.finditer(head)} if rest and text.startswith("---") else {}
 
 
 def _told_name(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_name_or_path"))
-    except (OSError, ValueError, AttributeError):
+        name = json.loads(read_text(folder / "model_index.json")).get("_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
+    return name if isinstance(name, str) and len(name) <= _LONGEST_NAME else None

@@ -20,7 +20,7 @@ from flux_db.atomic import write_file
 from flux_db.config import Config, background, cache_path, validation_prompts
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
-from flux_db.images import WHITE, load_rgb, resize_and_crop
+from flux_db.images import WHITE, load_unchanged, resize_and_crop, to_rgb
 from flux_db.masks import mask_at
 from flux_db.model_files import fingerprint
 
@@ -71,10 +71,11 @@ def text_precision(config: Config) -> str:
 
 
 def open_cache(config: Config, model: Path) -> Cache:
+    text_parts, variant = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"), config.model.variant
     return Cache(
         folder=cache_path(config),
-        text_model=fingerprint(model, ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")),
-        vae=fingerprint(model, ("vae",)),
+        text_model=fingerprint(model, text_parts, variant),
+        vae=fingerprint(model, ("vae",), variant),
         text_precision=text_precision(config),
         max_sequence_length=config.data.max_sequence_length,
         background=background(config),
@@ -207,7 +208,7 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
         encoder = Encoder(models.load_vae(model, models.VAE_DTYPE, config.model.variant)).set_train(False)
     # size by size, because each is a graph of its own
     for sample, flip in tqdm(sorted(pictures, key=lambda work: work[0].size), desc="VAE", unit="picture"):
-        image = load_rgb(sample.picture.path, cache.background)
+        image = to_rgb(load_unchanged(sample.picture.path, sample.picture.digest), cache.background)
         arrays = {"moments": encoder(Tensor(resize_and_crop(image, sample.size, sample.crop, flip)[None])).asnumpy()[0]}
         if sample.mask:
             latent = arrays["moments"].shape[1:]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from flux_db import lora_convert, lora_file
+from flux_db import lora_convert, lora_file, model_files
 from flux_db.atomic import sync_folder, temp_path
 from flux_db.console import stage
 from flux_db.errors import UserError
@@ -113,6 +113,8 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
         raise UserError(f"-o {output}: lies inside the model's folder; choose another place")
     additions = read_all(loras)
     files = transformer_files(model)
+    if problems := [f"{model}: {problem}" for problem in model_files.all_variants_problems(model / TRANSFORMER)]:
+        raise UserError(problems)
     if problems := misfits(model, additions):
         raise UserError(problems)
     temp = temp_path(output.absolute())

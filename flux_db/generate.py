@@ -83,7 +83,7 @@ def _open(order: Order) -> tuple[Config, Path, Cache]:
     config = order.config
     if not order.precision_given and runtime.choose_device(config.runtime.device)[0] == "Ascend":
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, mixed_precision="bf16"))
-    model = model_files.locate(config.model)
+    model = model_files.locate_checked(config)
     return config, model, encode.open_cache(config, model)
 
 

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from flux_db import likeness
 from flux_db.captions import read_captions
 from flux_db.errors import UserError
+from flux_db.files import PICTURE_LIMIT, read_bytes
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASK_SUFFIX = ".mask.png"
@@ -208,6 +209,18 @@ def load_rgb(path: Path, background: tuple[int, int, int] = WHITE) -> Image.Imag
     """The picture upright, in 8-bit RGB, transparent parts on `background`. Of an animation, the first frame."""
     with _blame(path):
         return to_rgb(load_upright(path), background)
+
+
+def load_unchanged(path: Path, digest: str) -> Image.Image:
+    """As `load_upright`, but of a file known by its digest; a UserError if it has changed since."""
+    with _blame(path):
+        data = read_bytes(path, PICTURE_LIMIT)  # once: what is compared is what is decoded
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise UserError(f"{path}: has changed since the run looked at it; start again, to use it as it is now")
+        with _open(io.BytesIO(data), path) as image:
+            image.load()
+            turn = _UPRIGHT.get(_orientation(image))
+            return image.copy() if turn is None else image.transpose(turn)
 
 
 def load_upright(path: Path) -> Image.Image:

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from flux_db.errors import UserError
-from flux_db.images import EXTENSIONS, MASK_SUFFIX, Picture, crop_box, load_upright, to_rgb
+from flux_db.images import EXTENSIONS, MASK_SUFFIX, Picture, crop_box, load_unchanged, load_upright, to_rgb
 
 BLACK = (0, 0, 0)
 
@@ -171,7 +171,7 @@ def _shape_problem(size: tuple[int, int], picture: Picture) -> str | None:
 
 def open_mask(mask: Mask) -> Image.Image:
     """The mask upright, in 8-bit grey."""
-    image = load_upright(mask.path)
+    image = load_unchanged(mask.path, mask.digest)
     if mask.is_alpha:
         return image.convert("RGBA").getchannel("A")
     return to_rgb(image, BLACK).convert("L")

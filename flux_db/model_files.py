@@ -4,26 +4,32 @@ Each problem names the flag, the value and what to do.
 """
 
 import hashlib
-import json
 import os
+import re
+import reprlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from flux_db import buckets
 from flux_db.buckets import PIXELS_PER_TOKEN
-from flux_db.config import Config, LoraConfig, ModelConfig, validation_size
+from flux_db.config import Config, ModelConfig, validation_size
 from flux_db.console import stage
 from flux_db.errors import UserError, did_you_mean
-from flux_db.weight_file import Entry, open_weights
-
-# How the stand-in for a large file begins in a git clone made without LFS.
-LFS_POINTER = b"version https://git-lfs"
+from flux_db.files import TEXT_LIMIT, read_bytes
+from flux_db.part_weights import INCOMPLETE, choose, read_headers, read_object, short_name, variants, weight_problems
 
 _WHOLE_FILE_BYTES = 64 * 2**20
 _PIECE_BYTES = 2**20
 
-PARTS = ("scheduler", "vae", "transformer", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+NETWORKS = ("vae", "transformer", "text_encoder", "text_encoder_2")
+PARTS = ("scheduler", *NETWORKS, "tokenizer", "tokenizer_2")
+
+# Settings that training reads itself: the range that makes sense, and what stands for an absent one, if anything does.
+_NUMBERS: dict[str, dict[str, tuple[float, float, float | None]]] = {
+    "scheduler": {"num_train_timesteps": (1, 100_000, 1000)},
+    "vae": {"scaling_factor": (1e-4, 1e4, None), "shift_factor": (-1e4, 1e4, None)},
+}
 
 
 def locate(config: ModelConfig) -> Path:
@@ -51,8 +57,21 @@ def locate(config: ModelConfig) -> Path:
             ) from problem
 
 
-def fingerprint(folder: Path, parts: Iterable[str]) -> str:
-    """Hash of the named parts' files; of large files the size and samples, since hashing T5 whole takes a minute."""
+def locate_checked(config: Config) -> Path:
+    """As `locate`; a UserError if the folder, which may just have been downloaded, does not serve."""
+    folder = locate(config.model)
+    if problems := check_model(folder, config):
+        raise UserError(problems)
+    return folder
+
+
+def fingerprint(folder: Path, parts: Iterable[str], variant: str | None = None) -> str:
+    """Hash of the named parts' files; of large files the size and samples, since hashing T5 whole takes a minute.
+
+    A folder may hold the weights of several variants. The plain ones leave no trace, so that what was stored when there
+    was no such distinction stays valid.
+    """
+    parts = tuple(parts)
     digest = hashlib.sha256()
     for path in sorted(p for part in parts for p in (folder / part).rglob("*") if p.is_file()):
         size = path.stat().st_size
@@ -64,145 +83,153 @@ def fingerprint(folder: Path, parts: Iterable[str]) -> str:
             for offset in range(0, size, size // 16):
                 file.seek(offset)
                 digest.update(file.read(_PIECE_BYTES))
+    for part in parts:
+        chosen = choose(folder / part, variant) if part in NETWORKS else None
+        if chosen and chosen.variant:
+            digest.update(f"loaded: {chosen.file.relative_to(folder)}\n".encode())
     return digest.hexdigest()
 
 
 def read_config(folder: Path, part: str) -> dict[str, Any]:
-    name = "scheduler_config.json" if part == "scheduler" else "config.json"
-    return json.loads((folder / part / name).read_text())
+    return read_object(folder / part / _config_name(part))
+
+
+def _config_name(part: str) -> str:
+    return "scheduler_config.json" if part == "scheduler" else "config.json"
 
 
 def check_model(folder: Path, config: Config) -> list[str]:
     """Problems of a model folder for this run; a name on the hub has one only after the download."""
     problems = [
-        f"--pretrained_model_name_or_path {folder}: {problem}"
-        for problem in (
-            *_missing_parts(folder, config.model.variant),
-            *_wrong_sides(folder, config),
-        )
+        *(f"--variant {problem}" for problem in _variant_problems(folder, config.model.variant)),
+        *(f"--pretrained_model_name_or_path {folder}: {problem}" for problem in _problems(folder, config)),
     ]
-    return problems or _unmatched_layers(folder / "transformer", config.lora)
+    return problems or _unmatched_layers(folder / "transformer", config)
 
 
-def _unmatched_layers(part: Path, config: LoraConfig) -> list[str]:
-    """Layers asked for that the transformer does not have; read from the headers of its weight files."""
-    if config.lora_layers is None:
+def part_problems(part: Path, variant: str | None) -> list[str]:
+    """Problems of a network's folder: its config.json, its weights, and whether they belong together."""
+    problems: list[str] = []
+    config = _read_settings(part, problems)
+    return [*problems, *_detours(part, config or {}), *weight_problems(part, variant, config)]
+
+
+def all_variants_problems(part: Path) -> list[str]:
+    """As `part_problems`, for the plain weights and those of every variant that there are."""
+    found = variants(part) or [None]
+    return list(dict.fromkeys(problem for variant in found for problem in part_problems(part, variant)))
+
+
+def _problems(folder: Path, config: Config) -> list[str]:
+    try:
+        index = read_object(folder / "model_index.json")
+    except UserError as error:
+        return [f"{problem}; a FLUX.1 folder in diffusers layout has it" for problem in error.problems]
+    if (name := index.get("_class_name")) != "FluxPipeline":
+        shown = name[:80] if isinstance(name, str) else reprlib.repr(name)
+        return [f"model_index.json names a {shown}, not a FluxPipeline; use a FLUX.1 model"]
+    problems: list[str] = []
+    for part in PARTS:
+        if os.path.isdir(folder / part):
+            problems += MODEL_PARTS[part](folder / part, config.model.variant)
+        else:
+            problems.append(f"{part} is missing; {INCOMPLETE}")
+    return problems or _wrong_sides(folder, config)
+
+
+def _variant_problems(folder: Path, variant: str | None) -> list[str]:
+    if variant is None:
         return []
-    modules = {
+    if not re.fullmatch(r"[\w.-]+", variant):
+        return [f"{variant}: no weight file can have this in its name; give one such as fp16"]
+    found = [choose(folder / part, variant) for part in NETWORKS]
+    if any(chosen and chosen.variant for chosen in found):
+        return []
+    return [f"{variant}: no weight file in {folder} is of this variant; give another one or leave it out"]
+
+
+def _unmatched_layers(part: Path, config: Config) -> list[str]:
+    """Layers asked for that the transformer does not have; read from the headers of its weight files."""
+    chosen = choose(part, config.model.variant)
+    if config.lora.lora_layers is None or chosen is None:
+        return []
+    modules = [
         name.removesuffix(".weight")
-        for file in part.glob("*.safetensors")
-        for name, entry in _entries(file).items()
+        for name, entry in read_headers(chosen).entries.items()
         if name.endswith(".weight") and len(entry.shape) == 2
-    }
-    if not modules:
-        return []  # not for this check to tell: a damaged file shows when it is loaded
+    ]
     endings = {".".join(name.split(".")[i:]) for name in modules for i in range(name.count(".") + 1)}
     return [
         f"--lora_layers {layer}: no linear layer of the transformer has this name{did_you_mean(layer, endings)}"
-        for layer in config.layers
+        for layer in config.lora.layers
         if layer not in endings
     ]
 
 
-def _entries(file: Path) -> dict[str, Entry]:
-    try:
-        return open_weights(file).entries
-    except UserError:
-        return {}
-
-
-def _missing_parts(folder: Path, variant: str | None) -> list[str]:
-    problems: list[str] = []
-    index = _read_json(folder / "model_index.json", problems)
-    if index is None:
-        return [f"{problems[0]}; a FLUX.1 folder in diffusers layout has it"]
-    if index.get("_class_name") != "FluxPipeline":
-        return [f"model_index.json names a {index.get('_class_name')}, not a FluxPipeline; use a FLUX.1 model"]
-    for part, check_part in MODEL_PARTS.items():
-        if os.path.isdir(folder / part):
-            problems += check_part(folder / part, variant)
-        else:
-            problems.append(f"{part} is missing")
-    return [f"{problem}; the download may be incomplete" for problem in problems]
+# ---- the parts ----
 
 
 def _scheduler_problems(part: Path, _variant: str | None) -> list[str]:
     problems: list[str] = []
-    _read_json(part / "scheduler_config.json", problems)
+    _read_settings(part, problems)
     return problems
 
 
-def _network_problems(part: Path, variant: str | None) -> list[str]:
-    problems: list[str] = []
-    _read_json(part / "config.json", problems)
-    return problems + _weight_problems(part, variant)
-
-
 def _tokenizer_problems(part: Path, _variant: str | None) -> list[str]:
-    if any(os.path.isfile(part / name) for name in ("tokenizer.json", "vocab.json", "spiece.model")):
-        return []
-    return [f"{part.name} has no vocabulary"]
+    """The files that the tokenizers read are small, and all but two are JSON."""
+    problems: list[str] = []
+    objects = ("vocab.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    for name in objects:
+        if os.path.lexists(part / name):
+            _read(part / name, problems)
+    for name in ("merges.txt", "spiece.model"):
+        if os.path.lexists(part / name):
+            try:
+                read_bytes(part / name, TEXT_LIMIT)
+            except OSError as problem:
+                problems.append(f"{part.name}/{name} cannot be read ({problem.strerror}); {INCOMPLETE}")
+    if not any(os.path.isfile(part / name) for name in ("tokenizer.json", "vocab.json", "spiece.model")):
+        problems.append(f"{part.name} has no vocabulary; {INCOMPLETE}")
+    return problems
 
 
 MODEL_PARTS: dict[str, Callable[[Path, str | None], list[str]]] = {
     "scheduler": _scheduler_problems,
-    "vae": _network_problems,
-    "transformer": _network_problems,
-    "text_encoder": _network_problems,
-    "text_encoder_2": _network_problems,
     "tokenizer": _tokenizer_problems,
     "tokenizer_2": _tokenizer_problems,
+    **dict.fromkeys(NETWORKS, part_problems),
 }
 
 
-def _weight_problems(part: Path, variant: str | None) -> list[str]:
-    """Weights are one safetensors file, or an index that names several; a variant's files go before the plain ones."""
-    stem = "model" if part.name.startswith("text_encoder") else "diffusion_pytorch_model"
-    for single, index in (
-        (f"{stem}.{variant}.safetensors", f"{stem}.safetensors.index.{variant}.json"),
-        (f"{stem}.safetensors", f"{stem}.safetensors.index.json"),
-    ):
-        if os.path.isfile(part / single):
-            return _damaged([part / single])
-        if os.path.isfile(part / index):
-            return _shard_problems(part / index)
-    return [f"{part.name} has no weights ({stem}.safetensors or {stem}.safetensors.index.json)"]
+def _detours(part: Path, config: dict[str, Any]) -> list[str]:
+    """What makes transformers load other weights than those that are checked here."""
+    if not part.name.startswith("text_encoder"):
+        return []
+    found = ["config.json has transformers_weights"] if "transformers_weights" in config else []
+    found += ["there is an adapter_config.json"] if os.path.lexists(part / "adapter_config.json") else []
+    return [f"{part.name}: {reason}, so that other weights would be loaded; remove that" for reason in found]
 
 
-def _shard_problems(index: Path) -> list[str]:
-    problems: list[str] = []
-    content = _read_json(index, problems)
-    if content is None:
-        return problems
-    weight_map = content.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        return [f"{index.parent.name}/{index.name} names no weight files"]
-    return _damaged(sorted({index.parent / str(shard) for shard in weight_map.values()}))
-
-
-def _damaged(files: list[Path]) -> list[str]:
-    problems = []
-    for file in files:
-        name = f"{file.parent.name}/{file.name}"
-        try:
-            with file.open("rb") as stream:
-                start = stream.read(len(LFS_POINTER))
-        except FileNotFoundError:
-            problems.append(f"{name} is missing")
-        except OSError as error:
-            problems.append(f"{name} cannot be read ({error.strerror})")
-        else:
-            if not start:
-                problems.append(f"{name} is empty")
-            elif start == LFS_POINTER:
-                problems.append(f"{name} is only a pointer of Git LFS, which git lfs pull would fetch")
-    return problems
+def _read_settings(part: Path, problems: list[str]) -> dict[str, Any] | None:
+    """A part's own settings, or None; with a note in problems on what is wrong with them."""
+    file = part / _config_name(part.name)
+    config = _read(file, problems)
+    if config is None:
+        return None
+    for name, (least, most, default) in _NUMBERS.get(part.name, {}).items():
+        value = config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | type(least)) or not least <= value <= most:
+            kind = "whole number" if isinstance(least, int) else "number"
+            problems.append(
+                f"{short_name(file)}: {name} {reprlib.repr(value)}: must be a {kind} from {least:g} to {most:g}; "
+                "fetch it again"
+            )
+    return config
 
 
 def _wrong_sides(folder: Path, config: Config) -> list[str]:
-    channels = (_read_json(folder / "vae" / "config.json", []) or {}).get("block_out_channels")
     # Every VAE block but the last halves the picture, and a token is 2 x 2 latents.
-    multiple = 2 ** len(channels) if isinstance(channels, list) else PIXELS_PER_TOKEN
+    multiple = 2 ** len(read_config(folder, "vae")["block_out_channels"])
     if PIXELS_PER_TOKEN % multiple == 0:
         return []
     data, found = config.data, []
@@ -223,17 +250,10 @@ def _possible_sizes(config: Config) -> list[buckets.Size]:
     return buckets.candidates(data.resolution) if text.strip() == buckets.AUTO else buckets.parse(text)
 
 
-def _read_json(file: Path, problems: list[str]) -> dict[str, Any] | None:
+def _read(file: Path, problems: list[str]) -> dict[str, Any] | None:
     """The content of a JSON file, or None with a note in problems."""
-    name = file.name if file.name == "model_index.json" else f"{file.parent.name}/{file.name}"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        problems.append(f"{name} is missing")
-    except (OSError, ValueError) as error:
-        problems.append(f"{name} cannot be read ({error})")
-    else:
-        if isinstance(content, dict):
-            return content
-        problems.append(f"{name} holds no JSON object")
-    return None
+        return read_object(file)
+    except UserError as error:
+        problems += [f"{problem}; {INCOMPLETE}" for problem in error.problems]
+        return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +12,81 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
+from flux_db import model_files
+from flux_db.errors import UserError
+from flux_db.expected_weights import own_name
+from flux_db.part_weights import Chosen, choose, read_headers, some
 from flux_db.runtime import quiet
 
 # The VAE is small, and half precision shows in pictures.
 VAE_DTYPE = ms.float32
 
 
+# What mindone and transformers raise on a file that makes no sense. Anything else is a bug, or the machine's failure.
+_FAULTS = (OSError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError)
+
+# MindSpore's older layers, which mindone's CLIP is made of, have names of their own for these.
+_TORCH_NAMES = {"embedding_table": "weight", "gamma": "weight", "beta": "bias"}
+
+
 def _load(kind: str, folder: Path, part: str, dtype: ms.Type, variant: str | None) -> nn.Cell:
+    if problems := model_files.part_problems(folder / part, variant):
+        raise UserError([f"{folder}: {problem}" for problem in problems])
+    chosen = choose(folder / part, variant)
+    # a local folder must never cause a network call
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with quiet():
         if kind in ("CLIPTextModel", "T5EncoderModel"):
             import mindone.transformers as library
+
+            precision = {"dtype": dtype}
         else:
             import mindone.diffusers as library
-        # a local folder must never cause a network call
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        model = getattr(library, kind).from_pretrained(
-            str(folder), subfolder=part, mindspore_dtype=dtype, variant=variant, local_files_only=True
-        )
+
+            precision = {"mindspore_dtype": dtype}
+        with _blame(folder / part):
+            # the part's own folder: given the model's, mindone prefers weights that lie there
+            model, info = getattr(library, kind).from_pretrained(
+                str(folder / part), variant=chosen.variant, local_files_only=True, output_loading_info=True, **precision
+            )
+    if wrong := _not_loaded(model, info, chosen):
+        raise UserError(f"{chosen.file}: {kind} lacks weights that mindone did not find in it: {some(wrong)}")
     for parameter in model.get_parameters():
         parameter.requires_grad = False
     return model.set_train(False)
+
+
+def _not_loaded(model: nn.Cell, info: Mapping[str, Any], chosen: Chosen) -> list[str]:
+    """Parameters of the network that the files do not hold, which mindone leaves random with no more than a warning.
+
+    The network itself is asked, whatever the checks before have found. With an index, mindone's own report is of what
+    the index lists and not of what the files hold.
+    """
+    part, entries = chosen.file.parent.name, read_headers(chosen).entries
+    held = {own_name(part, name): entry.shape for name, entry in entries.items()}
+    parameters = {_torch_name(name): parameter for name, parameter in model.parameters_and_names()}
+    wrong = [name for name, parameter in parameters.items() if held.get(name) != parameter.shape]
+    missing = map(_torch_name, info["missing_keys"])
+    # of two names for the same tensor, one suffices
+    wrong += [name for name in missing if name in entries or own_name(part, name) not in held]
+    return [*dict.fromkeys(wrong), *map(str, info["mismatched_keys"]), *map(str, info["error_msgs"])]
+
+
+def _torch_name(name: str) -> str:
+    owner, _, last = name.rpartition(".")
+    return f"{owner}.{_TORCH_NAMES.get(last, last)}"
+
+
+@contextmanager
+def _blame(path: Path) -> Iterator[None]:
+    """Turns what the libraries raise on a file they cannot make sense of into a UserError that names it."""
+    try:
+        yield
+    except _FAULTS as error:
+        lines = str(error).splitlines() or [""]
+        raise UserError(
+            f"{path}: cannot be loaded ({type(error).__name__}: {lines[0][:300]}); fetch it again"
+        ) from error
 
 
 def load_transformer(folder: Path, dtype: ms.Type, variant: str | None = None) -> nn.Cell:
@@ -52,7 +109,8 @@ def load_scheduler(folder: Path) -> Any:
     with quiet():
         from mindone.diffusers import FlowMatchEulerDiscreteScheduler
 
-        return FlowMatchEulerDiscreteScheduler.from_pretrained(str(folder), subfolder="scheduler")
+        with _blame(folder / "scheduler"):
+            return FlowMatchEulerDiscreteScheduler.from_pretrained(str(folder), subfolder="scheduler")
 
 
 def load_tokenizers(folder: Path) -> tuple[Any, Any]:
@@ -60,10 +118,10 @@ def load_tokenizers(folder: Path) -> tuple[Any, Any]:
     with quiet():
         from transformers import CLIPTokenizer, T5TokenizerFast
 
-        return (
-            CLIPTokenizer.from_pretrained(str(folder / "tokenizer")),
-            T5TokenizerFast.from_pretrained(str(folder / "tokenizer_2")),
-        )
+        with _blame(folder / "tokenizer"):
+            clip = CLIPTokenizer.from_pretrained(str(folder / "tokenizer"), local_files_only=True)
+        with _blame(folder / "tokenizer_2"):
+            return clip, T5TokenizerFast.from_pretrained(str(folder / "tokenizer_2"), local_files_only=True)
 
 
 def training_table(folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -27,8 +27,9 @@ from flux_db.validation_loss import BEST_NAME, HeldOut
 
 def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset, stop: StopRequest) -> int:
     """Train to the end; returns the exit code."""
+    own_parts = model_files.fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
     fingerprints = {
-        "model_fingerprint": model_files.fingerprint(model, ("transformer", "vae", "scheduler")) + cache.text_model,
+        "model_fingerprint": own_parts + cache.text_model,
         "data_fingerprint": dataset.fingerprint(),
     }
     start = find_start(config, runtime, fingerprints)

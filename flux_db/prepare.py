@@ -15,7 +15,7 @@ from flux_db.console import say
 from flux_db.dataset import Dataset, lacks_class_images, read_dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
-from flux_db.model_files import check_model, locate
+from flux_db.model_files import locate_checked
 
 CONFIG_NAME = "config.yaml"
 WARNINGS_SHOWN = 20
@@ -49,9 +49,7 @@ def prepare(config: Config, place: Place) -> tuple[Path, Cache, Dataset]:
         output.mkdir(parents=True, exist_ok=True)
         checkpoint.clean_leftovers(output)
         write_file(output / CONFIG_NAME, to_yaml(config).encode())
-    model = locate(config.model)
-    if problems := check_model(model, config):
-        raise UserError(problems)
+    model = locate_checked(config)
     cache = encode.open_cache(config, model)
     dataset, warnings = read_dataset(config)
     if place.is_main:
@@ -94,7 +92,7 @@ def _run(command: str, config: Config) -> None:
 
 def encode_all(config: Config) -> None:
     """`python -m flux_db encode`: fill the cache in this process."""
-    model = locate(config.model)
+    model = locate_checked(config)
     cache = encode.open_cache(config, model)
     dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)

@@ -34,7 +34,7 @@ def generate(config: Config) -> None:
     device.barrier()  # all have looked before one writes
     if not numbers:
         return
-    model = model_files.locate(config.model)
+    model = model_files.locate_checked(config)
     cache = encode.open_cache(config, model)
     prompt = encode.read(cache.prompt_file(config.data.class_prompt))
     if prompt is None:

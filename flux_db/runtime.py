@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -138,22 +140,69 @@ def _install_cpu_operators() -> None:
         cpu_ops.install()
 
 
+# models.py compares the weights itself and refuses what is wrong: mindone's report does not know T5's tied embedding.
+_JUDGED = re.compile(r"Some weights of .* were not (initialized from|used when)", re.DOTALL)
+# Remarks for the authors of the code.
+_ABOUT_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, SyntaxWarning, ResourceWarning)
+
+
 class quiet:
-    """Keep mindone's and transformers' remarks on import and loading off the terminal; errors still raise."""
+    """Keep mindone's and transformers' remarks on import and loading off the terminal.
+
+    Errors still raise, and warnings are printed at the end, because they may be about the result.
+    """
 
     def __enter__(self) -> None:
-        self._stdout = os.dup(1)
-        self._null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(self._null, 1)
-        self._filters = warnings.catch_warnings()
-        self._filters.__enter__()
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        self._null = open(os.devnull, "w", encoding="utf-8")
+        # what Python prints, in whatever encoding the terminal has, and what libraries in C print
+        self._output, sys.stdout = sys.stdout, self._null
+        self._stdout = _copied(1)
+        os.dup2(self._null.fileno(), 1)
+        self._filters = warnings.catch_warnings(record=True)
+        self._warnings = self._filters.__enter__()
+        warnings.simplefilter("always")
+        self._records: list[logging.LogRecord] = []
+        self._make_record = logging.getLogRecordFactory()
+        logging.setLogRecordFactory(self._keep_record)
 
     def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
-        logging.disable(logging.NOTSET)
+        logging.setLogRecordFactory(self._make_record)
         self._filters.__exit__(None, None, None)
-        os.dup2(self._stdout, 1)
-        os.close(self._stdout)
-        os.close(self._null)
+        sys.stdout = self._output
+        if self._stdout is None:
+            os.close(1)
+        else:
+            os.dup2(self._stdout, 1)
+            os.close(self._stdout)
+        self._null.close()
+        for text in dict.fromkeys(self._remarks()):
+            say(f"warning: {text}")
+
+    def _keep_record(self, *args: Any, **options: Any) -> logging.LogRecord:
+        record = self._make_record(*args, **options)
+        if record.levelno < logging.ERROR:
+            if record.levelno >= logging.WARNING:
+                self._records.append(record)
+            record.levelno = -1  # below the level of every handler
+        return record
+
+    def _remarks(self) -> Iterator[str]:
+        texts = [(record.name, record.getMessage()) for record in self._records]
+        texts += [
+            (warning.category.__name__, str(warning.message))
+            for warning in self._warnings
+            if not issubclass(warning.category, _ABOUT_CODE)
+        ]
+        for source, text in texts:
+            if not _JUDGED.match(text):
+                yield f"{source}: {' '.join(text.split())[:500]}"
+
+
+def _copied(descriptor: int) -> int | None:
+    """A second descriptor for the same file; None if there is none."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return None

@@ -1,8 +1,7 @@
 """A small FLUX.1 made on the spot: a complete model folder in diffusers layout, offline and byte for byte repeatable.
 
-It has every part and every kind of parameter of FLUX.1-dev, only narrower and shallower, with random weights. Names and
-shapes are written down here rather than taken from a framework, so the folder is made without MindSpore or torch, and a
-test can hold it against either.
+It has every part and every kind of parameter of FLUX.1-dev, only narrower and shallower, with random weights. The
+folder is made without MindSpore or torch, and a test can hold it against either.
 """
 
 import hashlib
@@ -17,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from flux_db import atomic
 from flux_db.errors import UserError
+from flux_db.expected_weights import expected_weights
 
 Size = Literal["tiny", "mid"]
 Config = dict[str, Any]
@@ -127,15 +127,13 @@ def model_files(size: Size, seed: int) -> dict[str, bytes]:
         "tokenizer_2/tokenizer_config.json": json_bytes(T5_TOKENIZER),
         "tokenizer_2/special_tokens_map.json": json_bytes(special_tokens(T5_TOKENIZER)),
         "text_encoder/config.json": json_bytes(clip),
-        "text_encoder/model.safetensors": draw_all(clip_parameters(clip), "text_encoder", seed),
+        "text_encoder/model.safetensors": draw_all("text_encoder", clip, seed),
         "text_encoder_2/config.json": json_bytes(t5),
-        "text_encoder_2/model.safetensors": draw_all(t5_parameters(t5), "text_encoder_2", seed),
+        "text_encoder_2/model.safetensors": draw_all("text_encoder_2", t5, seed),
         "transformer/config.json": json_bytes(transformer),
-        "transformer/diffusion_pytorch_model.safetensors": draw_all(
-            transformer_parameters(transformer), "transformer", seed
-        ),
+        "transformer/diffusion_pytorch_model.safetensors": draw_all("transformer", transformer, seed),
         "vae/config.json": json_bytes(vae),
-        "vae/diffusion_pytorch_model.safetensors": draw_all(vae_parameters(vae), "vae", seed),
+        "vae/diffusion_pytorch_model.safetensors": draw_all("vae", vae, seed),
     }
 
 
@@ -230,7 +228,7 @@ def vae_config(size: Size) -> Config:
     }
 
 
-# ---- Parameters: names and shapes as in the checkpoints of diffusers and transformers, and how to draw them ----
+# ---- Parameters: how to draw them ----
 
 
 class Draw(NamedTuple):
@@ -241,208 +239,54 @@ class Draw(NamedTuple):
     mean: float | np.ndarray = 0.0
 
 
-Parameters = dict[str, Draw]
-
 # Biases and norm gains off their usual 0 and 1, so that a parameter that is swapped or not loaded changes the output.
 PERTURBATION = 0.1
 
-
-def linear(name: str, fan_in: int, fan_out: int, *, gain: float = 1.0, bias: bool = True) -> Parameters:
-    weight = {f"{name}.weight": Draw((fan_out, fan_in), gain / math.sqrt(fan_in))}
-    return weight | ({f"{name}.bias": Draw((fan_out,), PERTURBATION)} if bias else {})
+TABLES = ("shared", "token_embedding", "position_embedding", "relative_attention_bias")
 
 
-def conv(name: str, channels_in: int, channels_out: int, *, kernel: int = 3, gain: float = 1.0) -> Parameters:
-    return {
-        f"{name}.weight": Draw((channels_out, channels_in, kernel, kernel), gain / (kernel * math.sqrt(channels_in))),
-        f"{name}.bias": Draw((channels_out,), PERTURBATION),
-    }
+def draw_of(part: str, name: str, shape: tuple[int, ...], config: Config) -> Draw:
+    layer, _, kind = name.rpartition(".")
+    if part == "vae" and layer == "encoder.conv_out":
+        return latent_moments(kind, shape, config)
+    if kind == "bias":
+        return Draw(shape, PERTURBATION)
+    if len(shape) == 1:
+        return Draw(shape, PERTURBATION, mean=1.0)
+    if layer.rpartition(".")[2] in TABLES:
+        return Draw(shape, 1.0)
+    return Draw(shape, gain(part, layer, config) / fan(shape))
 
 
-def norm(name: str, width: int, *, bias: bool = True) -> Parameters:
-    weight = {f"{name}.weight": Draw((width,), PERTURBATION, mean=1.0)}
-    return weight | ({f"{name}.bias": Draw((width,), PERTURBATION)} if bias else {})
-
-
-def table(name: str, rows: int, width: int) -> Parameters:
-    return {f"{name}.weight": Draw((rows, width), 1.0)}
-
-
-def joined(*parts: Parameters) -> Parameters:
-    return {name: draw for part in parts for name, draw in part.items()}
-
-
-def transformer_parameters(config: Config) -> Parameters:
-    head = config["attention_head_dim"]
-    width = config["num_attention_heads"] * head
-    sinusoids = 256
-    return joined(
-        mlp_embedder("time_text_embed.timestep_embedder", sinusoids, width),
-        mlp_embedder("time_text_embed.guidance_embedder", sinusoids, width),
-        mlp_embedder("time_text_embed.text_embedder", config["pooled_projection_dim"], width),
-        linear("context_embedder", config["joint_attention_dim"], width),
-        linear("x_embedder", config["in_channels"], width),
-        *(double_block(f"transformer_blocks.{i}", width, head) for i in range(config["num_layers"])),
-        *(single_block(f"single_transformer_blocks.{i}", width, head) for i in range(config["num_single_layers"])),
-        linear("norm_out.linear", width, 2 * width),
-        linear("proj_out", width, config["in_channels"]),
-    )
-
-
-def mlp_embedder(name: str, fan_in: int, width: int) -> Parameters:
-    return joined(linear(f"{name}.linear_1", fan_in, width), linear(f"{name}.linear_2", width, width))
-
-
-def double_block(name: str, width: int, head: int) -> Parameters:
-    projections = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    head_norms = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
-    return joined(
-        linear(f"{name}.norm1.linear", width, 6 * width),
-        linear(f"{name}.norm1_context.linear", width, 6 * width),
-        *(linear(f"{name}.attn.{projection}", width, width) for projection in projections),
-        *(norm(f"{name}.attn.{head_norm}", head, bias=False) for head_norm in head_norms),
-        *(linear(f"{name}.{stream}.net.0.proj", width, 4 * width) for stream in ("ff", "ff_context")),
-        *(linear(f"{name}.{stream}.net.2", 4 * width, width) for stream in ("ff", "ff_context")),
-    )
-
-
-def single_block(name: str, width: int, head: int) -> Parameters:
-    return joined(
-        linear(f"{name}.norm.linear", width, 3 * width),
-        linear(f"{name}.proj_mlp", width, 4 * width),
-        linear(f"{name}.proj_out", 5 * width, width),
-        *(linear(f"{name}.attn.{projection}", width, width) for projection in ("to_q", "to_k", "to_v")),
-        *(norm(f"{name}.attn.{head_norm}", head, bias=False) for head_norm in ("norm_q", "norm_k")),
-    )
-
-
-def clip_parameters(config: Config) -> Parameters:
-    width = config["hidden_size"]
-    return joined(
-        table("text_model.embeddings.token_embedding", config["vocab_size"], width),
-        table("text_model.embeddings.position_embedding", config["max_position_embeddings"], width),
-        *(
-            clip_layer(f"text_model.encoder.layers.{i}", width, config["intermediate_size"])
-            for i in range(config["num_hidden_layers"])
-        ),
-        norm("text_model.final_layer_norm", width),
-    )
-
-
-def clip_layer(name: str, width: int, inner: int) -> Parameters:
-    projections = ("q_proj", "k_proj", "v_proj", "out_proj")
-    return joined(
-        norm(f"{name}.layer_norm1", width),
-        *(linear(f"{name}.self_attn.{projection}", width, width) for projection in projections),
-        norm(f"{name}.layer_norm2", width),
-        linear(f"{name}.mlp.fc1", width, inner),
-        linear(f"{name}.mlp.fc2", inner, width),
-    )
-
-
-def t5_parameters(config: Config) -> Parameters:
-    return joined(
-        table("shared", config["vocab_size"], config["d_model"]),
-        # The first block's table of distances serves all blocks.
-        table(
-            "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-            config["relative_attention_num_buckets"],
-            config["num_heads"],
-        ),
-        *(t5_block(f"encoder.block.{i}", config) for i in range(config["num_layers"])),
-        norm("encoder.final_layer_norm", config["d_model"], bias=False),
-    )
-
-
-def t5_block(name: str, config: Config) -> Parameters:
-    width, inner, head = config["d_model"], config["d_ff"], config["d_kv"]
-    heads = config["num_heads"] * head
-    attention, feed_forward = f"{name}.layer.0", f"{name}.layer.1"
-    return joined(
-        norm(f"{attention}.layer_norm", width, bias=False),
+def gain(part: str, layer: str, config: Config) -> float:
+    if part == "text_encoder_2" and layer.endswith(".q"):
         # T5 does not divide the attention scores by sqrt(head): the query's weights carry it.
-        linear(f"{attention}.SelfAttention.q", width, heads, gain=1 / math.sqrt(head), bias=False),
-        linear(f"{attention}.SelfAttention.k", width, heads, bias=False),
-        linear(f"{attention}.SelfAttention.v", width, heads, bias=False),
-        linear(f"{attention}.SelfAttention.o", heads, width, bias=False),
-        norm(f"{feed_forward}.layer_norm", width, bias=False),
-        linear(f"{feed_forward}.DenseReluDense.wi_0", width, inner, bias=False),
-        linear(f"{feed_forward}.DenseReluDense.wi_1", width, inner, bias=False),
-        linear(f"{feed_forward}.DenseReluDense.wo", inner, width, bias=False),
-    )
+        return 1 / math.sqrt(config["d_kv"])
+    return 0.7 if part == "vae" and layer == "decoder.conv_out" else 1.0  # most pixels within [-1, 1]
 
 
-def vae_parameters(config: Config) -> Parameters:
-    return joined(vae_encoder(config), vae_decoder(config))
+def fan(shape: tuple[int, ...]) -> float:
+    """The root of the number of inputs to an output; a convolution's kernel is square."""
+    kernel = shape[2] if len(shape) == 4 else 1
+    return kernel * math.sqrt(shape[1])
 
 
-def vae_encoder(config: Config) -> Parameters:
-    channels, resnets = config["block_out_channels"], config["layers_per_block"]
-    inputs = [channels[0], *channels[:-1]]
-    return joined(
-        conv("encoder.conv_in", config["in_channels"], channels[0]),
-        *(resnet_chain(f"encoder.down_blocks.{i}", inputs[i], channels[i], resnets) for i in range(len(channels))),
-        *(conv(f"encoder.down_blocks.{i}.downsamplers.0.conv", c, c) for i, c in enumerate(channels[:-1])),
-        mid_block("encoder.mid_block", channels[-1]),
-        norm("encoder.conv_norm_out", channels[-1]),
-        latent_moments("encoder.conv_out", channels[-1], config),
-    )
-
-
-def vae_decoder(config: Config) -> Parameters:
-    channels, resnets = config["block_out_channels"][::-1], config["layers_per_block"] + 1
-    inputs = [channels[0], *channels[:-1]]
-    return joined(
-        conv("decoder.conv_in", config["latent_channels"], channels[0]),
-        mid_block("decoder.mid_block", channels[0]),
-        *(resnet_chain(f"decoder.up_blocks.{i}", inputs[i], channels[i], resnets) for i in range(len(channels))),
-        *(conv(f"decoder.up_blocks.{i}.upsamplers.0.conv", c, c) for i, c in enumerate(channels[:-1])),
-        norm("decoder.conv_norm_out", channels[-1]),
-        conv("decoder.conv_out", channels[-1], config["out_channels"], gain=0.7),  # most pixels within [-1, 1]
-    )
-
-
-def latent_moments(name: str, channels_in: int, config: Config) -> Parameters:
+def latent_moments(kind: str, shape: tuple[int, ...], config: Config) -> Draw:
     """The encoder's last layer: means of the scale that scaling_factor undoes, variances of a confident posterior."""
-    is_mean = np.arange(2 * config["latent_channels"]) < config["latent_channels"]
-    (weight, weight_draw), (bias, bias_draw) = conv(name, channels_in, is_mean.size).items()
+    is_mean = np.arange(shape[0]) < config["latent_channels"]
+    if kind == "bias":
+        return Draw(shape, PERTURBATION, mean=np.where(is_mean, 0.0, -5.0))
     silu_rms = 0.6  # of unit normal input, which is what the layer before sends here
-    gain = np.where(is_mean, 1 / (silu_rms * config["scaling_factor"]), 1.0)
-    return {
-        weight: weight_draw._replace(std=weight_draw.std * gain[:, None, None, None]),
-        bias: bias_draw._replace(mean=np.where(is_mean, 0.0, -5.0)),
+    scale = np.where(is_mean, 1 / (silu_rms * config["scaling_factor"]), 1.0)
+    return Draw(shape, 1.0 / fan(shape) * scale[:, None, None, None])
+
+
+def draw_all(part: str, config: Config, seed: int) -> bytes:
+    """The weights of a network of these settings, as a file."""
+    tensors = {
+        name: draw_tensor(draw_of(part, name, shape, config), f"{seed}/{part}/{name}")
+        for name, shape in expected_weights(part, config).items()
     }
-
-
-def resnet_chain(name: str, channels_in: int, channels_out: int, count: int) -> Parameters:
-    return joined(
-        resnet(f"{name}.resnets.0", channels_in, channels_out),
-        *(resnet(f"{name}.resnets.{i}", channels_out, channels_out) for i in range(1, count)),
-    )
-
-
-def resnet(name: str, channels_in: int, channels_out: int) -> Parameters:
-    shortcut = conv(f"{name}.conv_shortcut", channels_in, channels_out, kernel=1) if channels_in != channels_out else {}
-    return joined(
-        norm(f"{name}.norm1", channels_in),
-        conv(f"{name}.conv1", channels_in, channels_out),
-        norm(f"{name}.norm2", channels_out),
-        conv(f"{name}.conv2", channels_out, channels_out),
-        shortcut,
-    )
-
-
-def mid_block(name: str, channels: int) -> Parameters:
-    attention = f"{name}.attentions.0"
-    return joined(
-        resnet_chain(name, channels, channels, 2),
-        norm(f"{attention}.group_norm", channels),
-        *(linear(f"{attention}.{layer}", channels, channels) for layer in ("to_q", "to_k", "to_v", "to_out.0")),
-    )
-
-
-def draw_all(parameters: Parameters, part: str, seed: int) -> bytes:
-    tensors = {name: draw_tensor(draw, f"{seed}/{part}/{name}") for name, draw in parameters.items()}
     return safetensors_bytes(tensors, metadata={"format": "pt"})
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from world import split_weights
 
 from flux_db.cli import REFUSED, build_parser, parse_config, read_flags, to_yaml
 from flux_db.config import (
@@ -21,6 +22,7 @@ from flux_db.config import (
 )
 from flux_db.errors import UserError, run_guarded
 from flux_db.preflight import BOUNDS, check, check_files
+from flux_db.tiny_model import draw_all, vae_config, write_tiny_model
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 REQUIRED = [
@@ -511,30 +513,20 @@ def test_derived_values():
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A model folder with all its parts, its T5 in two shards."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    write_tiny_model(folder, "tiny")
+    split_weights(folder / "text_encoder_2" / "model.safetensors", "1.safetensors", "2.safetensors")
+    return folder
+
+
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    """A model folder with all its parts, its T5 in two shards, and a folder for pictures."""
+def folders(tmp_path, monkeypatch, tiny):
+    """The model folder, and a folder for pictures."""
     monkeypatch.chdir(tmp_path)
-    files = {
-        "model_index.json": {"_class_name": "FluxPipeline"},
-        "scheduler/scheduler_config.json": {},
-        "vae/config.json": {"block_out_channels": [1, 2, 4, 4]},
-        "vae/diffusion_pytorch_model.safetensors": "weights",
-        "transformer/config.json": {},
-        "transformer/diffusion_pytorch_model.safetensors": "weights",
-        "text_encoder/config.json": {},
-        "text_encoder/model.safetensors": "weights",
-        "tokenizer/vocab.json": {},
-        "text_encoder_2/config.json": {},
-        "text_encoder_2/model.safetensors.index.json": {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}},
-        "text_encoder_2/1.safetensors": "weights",
-        "text_encoder_2/2.safetensors": "weights",
-        "tokenizer_2/tokenizer.json": {},
-    }
-    for name, content in files.items():
-        path = tmp_path / "model" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    shutil.copytree(tiny, tmp_path / "model")
     (tmp_path / "pictures").mkdir()
     return tmp_path
 
@@ -604,7 +596,11 @@ def test_a_variant_is_looked_for_and_plain_weights_do_as_well(folders):
 
 
 def test_the_resolution_is_held_against_the_models_own_vae(folders):
-    (folders / "model/vae/config.json").write_text('{"block_out_channels": [1, 2, 4, 4, 4]}', encoding="utf-8")
+    vae = vae_config("tiny") | {"block_out_channels": [8, 8, 16, 16, 16]}
+    vae |= {"down_block_types": ["DownEncoderBlock2D"] * 5, "up_block_types": ["UpDecoderBlock2D"] * 5}
+    (folders / "model/vae/config.json").write_text(json.dumps(vae), encoding="utf-8")
+    weights = draw_all("vae", vae, seed=0)
+    (folders / "model/vae/diffusion_pytorch_model.safetensors").write_bytes(weights)
     assert file_problems("--resolution", "64") == []
     assert file_problems("--resolution", "48") == [
         "--pretrained_model_name_or_path model: its VAE needs a multiple of 32, not --resolution 48"

@@ -103,6 +103,7 @@ def test_the_code_in_the_card_is_code(output):
         ("black-forest-labs/FLUX.1-schnell", None, ("apache-2.0", None)),
         ("tuned", "---\nlicense: mit\n---\nhello", ("mit", None)),
         ("tuned", "---\nlicense: other\nlicense_name: mine\n---\n", ("other", "mine")),
+        ("tuned", "---\r\nlicense: \"mit\" # of 1988\r\nlicense_name: 'a name'\r\n---\r\n", ("mit", "a name")),
         ("tuned", "no header", ("other", None)),
         ("tuned", None, ("other", None)),
     ],

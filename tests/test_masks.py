@@ -1,5 +1,7 @@
 """Masks: found, checked, and brought the same way as their pictures."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -20,6 +22,10 @@ def folder(tmp_path):
 def white(path, size=(60, 40), value=255, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", size, value).save(path, **options)
+
+
+def mask_of(path, **options):
+    return Mask(path, hashlib.sha256(path.read_bytes()).hexdigest(), **options)
 
 
 def masks_of(folder, mask_dir=None, alpha=False):
@@ -116,7 +122,7 @@ def test_a_mask_has_the_pictures_crop_flip_and_size(tmp_path, size, crop, flip, 
     picture.save(tmp_path / "p.png")
     picture.resize((int(160 * scale), int(120 * scale))).save(tmp_path / "m.png")
     latent = (size[0] // 8, size[1] // 8)
-    mask = mask_at(Mask(tmp_path / "m.png", ""), (160, 120), size, crop, flip, latent)
+    mask = mask_at(mask_of(tmp_path / "m.png"), (160, 120), size, crop, flip, latent)
     pixels = (resize_and_crop(load_rgb(tmp_path / "p.png"), size, crop, flip)[0] + 1) / 2
     expected = pixels.reshape(latent[0], 8, latent[1], 8).mean((1, 3))
     assert mask.shape == latent and mask.dtype == np.float32
@@ -134,7 +140,7 @@ def test_alpha_and_mask_are_turned_by_the_exif_tag(tmp_path, orientation):
     grey.save(tmp_path / "m.png", exif=exif)
     upright = load_rgb(tmp_path / "p.png", (0, 0, 0))
     pixels = (resize_and_crop(upright, (64, 64), (0.3, 0.7))[0] + 1) / 2
-    for mask in (Mask(tmp_path / "m.png", ""), Mask(tmp_path / "p.png", "", is_alpha=True)):
+    for mask in (mask_of(tmp_path / "m.png"), mask_of(tmp_path / "p.png", is_alpha=True)):
         values = mask_at(mask, upright.size, (64, 64), (0.3, 0.7), False, (8, 8))
         assert np.abs(values - pixels.reshape(8, 8, 8, 8).mean((1, 3))).max() < 0.12
 
@@ -142,7 +148,7 @@ def test_alpha_and_mask_are_turned_by_the_exif_tag(tmp_path, orientation):
 @pytest.mark.parametrize("weight", [0.0, 0.1, 0.3, 0.7])
 def test_weights_are_exactly_one_where_the_mask_is_white(tmp_path, weight):
     white(tmp_path / "m.png", (100, 77))
-    mask = mask_at(Mask(tmp_path / "m.png", ""), (1000, 770), (48, 80), (0.123, 0.9), True, (6, 10))
+    mask = mask_at(mask_of(tmp_path / "m.png"), (1000, 770), (48, 80), (0.123, 0.9), True, (6, 10))
     assert (loss_weights(mask, weight) == 1).all()
     black = loss_weights(np.zeros((2, 2), np.float32), weight)
     assert black == pytest.approx(weight, abs=1e-7) and black.dtype == np.float32
@@ -153,4 +159,4 @@ def test_label_masks_with_transparency_are_black_outside(tmp_path):
     cut_out = Image.new("RGBA", (16, 16), (255, 255, 255, 0))
     cut_out.paste((255, 255, 255, 255), (0, 0, 8, 16))
     cut_out.save(tmp_path / "m.png")
-    assert mask_at(Mask(tmp_path / "m.png", ""), (16, 16), (16, 16), (0, 0), False, (2, 2)).tolist() == [[1, 0]] * 2
+    assert mask_at(mask_of(tmp_path / "m.png"), (16, 16), (16, 16), (0, 0), False, (2, 2)).tolist() == [[1, 0]] * 2

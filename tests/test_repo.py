@@ -27,11 +27,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROWS = """
 __init__
 console files
-errors atomic stream buckets flow cpu_ops likeness lora_names base_model charts html_page
+errors atomic stream buckets flow cpu_ops likeness lora_names base_model expected_weights charts html_page
 config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
-hub_token child model_files lora_settings
-preflight images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
-masks
+hub_token child lora_settings part_weights
+model_files images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
+preflight masks
 cli dataset contact_sheet models lora sharding train_step report export lora_convert hub
 plan encode sample build launch lora_info card fuse run_files thumbnails
 check batches validate validation_loss state prior html_report selftest generate_flags

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors.numpy import load_file, save_file
+
 from flux_db.config import Config, from_flat_dict
 from flux_db.demo_pictures import write_demo_pictures
 from flux_db.tiny_model import write_tiny_model
@@ -55,6 +57,20 @@ def make_world(folder: Path) -> World:
     write_tiny_model(world.model, "tiny")
     write_demo_pictures(world.pictures, count=3, size=64)
     return world
+
+
+def split_weights(file: Path, *names: str) -> Path:
+    """Replace a weight file by several and an index, which is returned; tensors are dealt in turns."""
+    tensors = load_file(file)
+    weight_map = {tensor: names[number % len(names)] for number, tensor in enumerate(sorted(tensors))}
+    for name in names:
+        shard = {tensor: tensors[tensor] for tensor in tensors if weight_map[tensor] == name}
+        save_file(shard, file.with_name(name), metadata={"format": "pt"})
+    index = file.with_name(f"{file.name}.index.json")
+    total = sum(array.nbytes for array in tensors.values())
+    index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}), encoding="utf-8")
+    file.unlink()
+    return index
 
 
 def train(config: Config) -> int:
