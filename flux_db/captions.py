@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flux_db.errors import UserError
-from flux_db.files import TEXT_LIMIT, read_text, text_problem
+from flux_db.files import read_text, text_problem
 
-# A caption has a few hundred bytes.
+# A caption has a few hundred bytes, and a dataset up to some hundred thousand of them.
 CAPTION_LIMIT = 2**20
+METADATA_LIMIT = 128 * 2**20
 # Of each metadata file so many problems are named.
 MOST_PROBLEMS = 100
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
@@ -163,7 +164,7 @@ def _sidecar_text(path: Path) -> str:
     return _on_one_line(text)
 
 
-def _read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
+def _read_text(path: Path, limit: int = METADATA_LIMIT) -> str:
     try:
         return read_text(path, limit)
     except UnicodeDecodeError:
