@@ -18,16 +18,17 @@ def main(argv: list[str]) -> int:
     hide_token()
     # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
     stop = StopRequest().listen()
-    from flux_db.check import run as check_run
-    from flux_db.cli import parse_config, read_config
+    from flux_db.check import tell
+    from flux_db.cli import read_config
     from flux_db.dataset import check_pictures
     from flux_db.hub import check_hub
     from flux_db.lock import OutputLock, is_first_process
     from flux_db.preflight import check, check_files
 
-    if read_config(argv)[0].output.dry_run:
-        return check_run(argv)
-    config = parse_config(argv, checks=(check, check_files, check_pictures, check_hub))
+    given = read_config(argv)
+    if given.config.output.dry_run:
+        return tell(given)
+    config = given.checked(check, check_files, check_pictures, check_hub)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         # Only now: a mistake in the settings is told within a second, without MindSpore
         from flux_db import pipeline, runtime

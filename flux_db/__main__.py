@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flux_db import lora_commands
 from flux_db.child import end_with_parent
-from flux_db.cli import parse_config
+from flux_db.cli import lasting_flags, parse_config, store_config
 from flux_db.dataset import check_pictures
 from flux_db.errors import UserError, run_guarded
 from flux_db.hub_token import hide_token
@@ -105,6 +105,9 @@ def launch(argv: list[str]) -> int:
     from flux_db import launch as launcher
 
     config = parse_config(flags, checks=(check, check_files))
+    log_dir = arguments.log_dir or Path(config.output.output_dir, config.output.logging_dir)
+    # the workers cannot read a pipe again
+    flags = lasting_flags(flags, lambda: store_config(config, log_dir))
     where = launcher.Cards(
         cards=arguments.cards,
         nodes=arguments.nodes,
@@ -112,7 +115,7 @@ def launch(argv: list[str]) -> int:
         master_addr=arguments.master_addr,
         port=arguments.port,
     )
-    return launcher.launch(config, flags, where, arguments.log_dir)
+    return launcher.launch(config, flags, where, log_dir)
 
 
 def selftest(argv: list[str]) -> int:

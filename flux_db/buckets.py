@@ -16,6 +16,9 @@ AUTO = "auto"
 # FLUX.1's VAE shrinks by 8, and the transformer takes 2 x 2 latents as one token.
 PIXELS_PER_TOKEN = 16
 
+# Of a picture that the model sees or draws. FLUX.1 is made for about 1024.
+LARGEST_SIDE = 4096
+
 # What is longer than this is cropped.
 LARGEST_RATIO = 4
 
@@ -38,7 +41,7 @@ def parse(text: str) -> list[Size]:
     """The sizes of "512,768;768,512"; a ValueError tells what is wrong."""
     sizes = []
     for part in text.strip().strip(";").split(";"):
-        match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*", part)
         if match is None:
             raise ValueError(
                 f'"{part.strip()}" is not height,width; write {AUTO} alone, or sizes such as "512,768;768,512"'
@@ -102,7 +105,7 @@ def choose(resolution: int, pictures: Sequence[Size], most: int) -> list[Size]:
     price = LEAST_GAIN * len(shapes)
     best = [(price + cost(-math.inf, stand, stand), (j,)) for j, stand in enumerate(stands)]
     rounds = [best]
-    for _ in range(most - 1):
+    for _ in range(min(most, len(set(shapes))) - 1):  # a bucket for each shape is the most that can help
         best = [
             min(((best[i][0] + price + between(i, j), (*best[i][1], j)) for i in range(j)), default=(math.inf, (j,)))
             for j in range(len(stands))

@@ -6,15 +6,23 @@
 
 import csv
 import io
+import itertools
 import json
 import os
+import reprlib
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flux_db.errors import UserError
+from flux_db.files import read_text, text_problem
 
+# A caption has a few hundred bytes, and a dataset up to some hundred thousand of them.
+CAPTION_LIMIT = 2**20
+METADATA_LIMIT = 128 * 2**20
+# Of each metadata file so many problems are named.
+MOST_PROBLEMS = 100
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 TEXT_COLUMNS = ("text", "prompt")
 
@@ -50,7 +58,7 @@ def read_captions(files: Sequence[Path], pictures: Sequence[Path]) -> Captions:
         candidates = []
         if picture in sidecars:
             try:
-                candidates.append((str(sidecars[picture]), _on_one_line(_read_text(sidecars[picture]))))
+                candidates.append((str(sidecars[picture]), _sidecar_text(sidecars[picture])))
             except UserError as error:
                 problems += error.problems
         if picture in rows:
@@ -72,19 +80,27 @@ def _metadata_rows(metadata: Sequence[Path], pictures: Sequence[Path], problems:
     known = {_key(picture): picture for picture in pictures}
     rows: dict[Path, _Row] = {}
     for path in metadata:
-        try:
-            for place, fields in _csv_lines(path) if path.suffix == ".csv" else _json_lines(path):
-                try:
-                    row = _check_row(place, fields, path.parent, known)
-                except UserError as error:
-                    problems += error.problems
-                    continue
-                first = rows.setdefault(row.picture, row)
-                if first.text != row.text:
-                    problems.append(f"{place}: another caption for {row.picture.name}, which has one in {first.place}")
-        except UserError as error:
-            problems += error.problems
+        found = list(itertools.islice(_read_rows(path, known, rows), MOST_PROBLEMS + 1))
+        if len(found) > MOST_PROBLEMS:
+            found[-1] = f"{path}: has more problems; mend these first"
+        problems += found
     return rows
+
+
+def _read_rows(path: Path, known: dict[str, Path], rows: dict[Path, _Row]) -> Iterator[str]:
+    """Put the rows of a metadata file with the others; yields what is wrong with them."""
+    try:
+        for place, fields in _csv_lines(path) if path.suffix == ".csv" else _json_lines(path):
+            try:
+                row = _check_row(place, fields, path.parent, known)
+            except UserError as error:
+                yield from error.problems
+                continue
+            first = rows.setdefault(row.picture, row)
+            if first.text != row.text:
+                yield f"{place}: another caption for {row.picture.name}, which has one in {first.place}"
+    except UserError as error:
+        yield from error.problems
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, object]]:
@@ -93,22 +109,30 @@ def _json_lines(path: Path) -> Iterator[tuple[str, object]]:
         if line.strip():
             try:
                 fields = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 fields = None
             yield f"{path}, line {number}", fields
 
 
 def _csv_lines(path: Path) -> Iterator[tuple[str, object]]:
-    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
-    columns = [name.strip() for name in reader.fieldnames or ()]
-    if "file_name" not in columns or not set(TEXT_COLUMNS) & set(columns):
-        raise UserError(f"{path}, line 1: needs the columns file_name and text (or prompt), has {', '.join(columns)}")
-    reader.fieldnames = columns
+    # strict: a quote that is never closed would otherwise make one caption of the rest of the file
+    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""), strict=True)
+    line = 1
     try:
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        if "file_name" not in columns or not set(TEXT_COLUMNS) & set(columns):
+            raise UserError(
+                f"{path}, line 1: needs the columns file_name and text (or prompt), has {', '.join(columns)}"
+            )
+        reader.fieldnames = columns
+        line = reader.line_num + 1
         for fields in reader:
             yield f"{path}, line {reader.line_num}", fields
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
+        raise UserError(
+            f"{path}, line {line}: this row is not CSV ({error}); look for a quote that is not closed"
+        ) from None
 
 
 def _check_row(place: str, fields: object, folder: Path, known: dict[str, Path]) -> _Row:
@@ -120,18 +144,29 @@ def _check_row(place: str, fields: object, folder: Path, known: dict[str, Path])
     picture = known.get(_key(folder / name.strip()))
     if picture is None:
         raise UserError(f"{place}: there is no picture {name} in {folder}")
+    if any(fields.get(None, ())):
+        raise UserError(f"{place}: has more columns than the first line; put a text with commas in quotes")
     column = next((column for column in TEXT_COLUMNS if column in fields), None)
     if column is None:
         raise UserError(f"{place}: neither text nor prompt")
     text = "" if fields[column] is None else fields[column]
     if not isinstance(text, str):
-        raise UserError(f"{place}: {column} is not a text: {text!r}")
+        raise UserError(f"{place}: {column} is not a text: {reprlib.repr(text)}")
+    if problem := text_problem(text):
+        raise UserError(f"{place}: {column} {problem}")
     return _Row(place, picture, _on_one_line(text))
 
 
-def _read_text(path: Path) -> str:
+def _sidecar_text(path: Path) -> str:
+    text = _read_text(path, CAPTION_LIMIT)
+    if problem := text_problem(text):
+        raise UserError(f"{path}: {problem}")
+    return _on_one_line(text)
+
+
+def _read_text(path: Path, limit: int = METADATA_LIMIT) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_text(path, limit)
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from flux_db import __version__, export, sample_files
 from flux_db.atomic import write_file
 from flux_db.base_model import base_model_name, is_hub_name, licence
 from flux_db.config import Config, instance_prompt
-from flux_db.console import say
+from flux_db.console import printable, say
+from flux_db.files import TEXT_LIMIT, read_bytes
 
 FILE_NAME = "README.md"
 # By it a card is known as this program's own, which a later run may replace.
@@ -24,7 +26,7 @@ TAGS = ["text-to-image", "diffusers", "lora", "flux", "dreambooth", "mindspore",
 def write_card(config: Config, facts: export.Facts) -> None:
     """Write the card; one that was written by somebody else stays."""
     path = Path(config.output.output_dir, FILE_NAME)
-    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+    if not _is_ours(path):
         say(f"{path} was not written by this program and stays as it is")
         return
     try:
@@ -33,11 +35,22 @@ def write_card(config: Config, facts: export.Facts) -> None:
         say(f"warning: {path} could not be written: {problem}")
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether the card may be replaced; what cannot be read was written by somebody else."""
+    try:
+        return MARK.encode() in read_bytes(path, TEXT_LIMIT)
+    except FileNotFoundError:
+        return not path.is_symlink()
+    except OSError:
+        return False
+
+
 def card(config: Config, facts: export.Facts) -> str:
     samples = last_samples(config)
+    told = yaml.safe_dump(header(config, samples), sort_keys=False, allow_unicode=True, width=math.inf)
     parts = [
-        f"---\n{yaml.safe_dump(header(config, samples), sort_keys=False, allow_unicode=True)}---\n{MARK}",
-        f"# FLUX.1 LoRA: {_plain(config.data.trigger_word or instance_prompt(config))}",
+        f"---\n{told}---\n{MARK}",
+        f"# FLUX.1 LoRA: `{_plain(config.data.trigger_word or instance_prompt(config))}`",
         _introduction(config, facts),
         _pictures(config, samples),
         _usage(config),
@@ -57,11 +70,11 @@ def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
         "library_name": "diffusers",
         "pipeline_tag": "text-to-image",
         **told,
-        "instance_prompt": config.data.trigger_word or instance_prompt(config),
+        "instance_prompt": _on_one_line(config.data.trigger_word or instance_prompt(config)),
         "tags": TAGS,
     }
     if samples:
-        fields["widget"] = [{"text": text, "output": {"url": url}} for url, text in samples]
+        fields["widget"] = [{"text": _on_one_line(text), "output": {"url": url}} for url, text in samples]
     return fields
 
 
@@ -75,7 +88,7 @@ def last_samples(config: Config) -> list[tuple[str, str]]:
 
 def _introduction(config: Config, facts: export.Facts) -> str:
     name = base_model_name(config.model.pretrained_model_name_or_path)
-    base = f"[{name}](https://huggingface.co/{name})" if is_hub_name(name) else f"the FLUX.1 model `{name}`"
+    base = f"[{name}](https://huggingface.co/{name})" if is_hub_name(name) else f"the FLUX.1 model `{_plain(name)}`"
     trigger = config.data.trigger_word
     call = f"Its trigger is `{_plain(trigger)}`. It" if trigger else "It"
     return (
@@ -98,7 +111,7 @@ def _usage(config: Config) -> str:
     name = base_model_name(config.model.pretrained_model_name_or_path)
     base = json.dumps(name if is_hub_name(name) else "path/to/the/base/model")
     lora = json.dumps(config.hub.hub_model_id or "path/to/this/folder")
-    prompt = json.dumps(instance_prompt(config), ensure_ascii=False)
+    prompt = _literal(instance_prompt(config))
     file = json.dumps(export.FILE_NAME)
     steps, guidance = config.validation.validation_inference_steps, config.validation.validation_guidance
     draw = f"image = pipe({prompt}, num_inference_steps={steps}, guidance_scale={guidance:g})"
@@ -150,5 +163,15 @@ def _settings(config: Config, facts: export.Facts) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text for one line of Markdown, between backticks or in a table."""
-    return " ".join(text.split()).replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")")
+    """Text for one line of Markdown between backticks, in a table as well."""
+    return _on_one_line(text).replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")")
+
+
+def _literal(text: str) -> str:
+    """The very text as a string in code; what cannot be seen is written as an escape."""
+    return printable(json.dumps(text, ensure_ascii=False))
+
+
+def _on_one_line(text: str) -> str:
+    """Text of a file or a flag without line breaks and without characters that cannot be seen."""
+    return printable(" ".join(text.split()))

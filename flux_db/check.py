@@ -15,12 +15,13 @@ from PIL import Image
 
 from flux_db import contact_sheet, images, plan
 from flux_db.atomic import write_file, write_png
-from flux_db.cli import read_config
+from flux_db.cli import Given, read_config
 from flux_db.config import Config, background, has_trigger, raw_validation_prompts
 from flux_db.console import printable
 from flux_db.dataset import Dataset, Sample, Survey, read_dataset, survey
 from flux_db.errors import UserError
 from flux_db.preflight import check, check_files
+from flux_db.preflight import warnings as setting_warnings
 
 SHEET_NAME = "contact_sheet.png"
 TABLE_NAME = "pictures.csv"
@@ -29,6 +30,8 @@ FIRST_ROWS = 20
 MOST_ROWS = 100
 NAME_WIDTH = 32
 CAPTION_WIDTH = 56
+# How a cell begins that a spreadsheet would compute.
+FORMULA = ("=", "+", "-", "@")
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,19 @@ class Row:
 
 def run(argv: Sequence[str]) -> int:
     """Tell what a run with these flags would do; raises all problems at once if it could not train."""
+    return tell(read_config(argv))
+
+
+def tell(given: Given) -> int:
+    """The same for flags that were read already."""
     surveys: list[Survey] = []
 
     def look(config: Config) -> list[str]:
         surveys.append(survey(config))
         return surveys[-1].problems
 
-    config, faults = read_config(argv, checks=(check,))
-    _, problems = read_config(argv, checks=(check, check_files, look))
+    config, faults = given.config, given.problems_by(check)
+    problems = given.problems_by(check, check_files, look)
     seen = surveys[-1]
     # With faulty settings there is no telling what the run would be.
     if not faults and seen.subject is not None and seen.subject.pictures:
@@ -72,7 +80,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str
     """The rows of the table, and the warnings that are about none of them."""
     folder, samples = seen.found.folder, plan.one_each(dataset)
     of_picture: dict[str, list[str]] = {str(sample.picture.path): [] for sample in samples}
-    general = []
+    general = setting_warnings(config)
     for warning in warnings:
         # a name may hold a colon itself
         ends = [place for place, letter in enumerate(warning) if letter == ":"]
@@ -127,7 +135,12 @@ def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
     shown = [row for number, row in enumerate(rows) if number < FIRST_ROWS or row.warnings][:MOST_ROWS]
     lines = [("file", "size", "bucket", "caption")]
     lines += [
-        (_cut(row.name, NAME_WIDTH), _size(row.size), _size(row.bucket), _cut(row.sample.prompt, CAPTION_WIDTH))
+        (
+            _cut(printable(row.name), NAME_WIDTH),
+            _size(row.size),
+            _size(row.bucket),
+            _cut(printable(row.sample.prompt), CAPTION_WIDTH),
+        )
         for row in shown
     ]
     widths = [*(max(len(line[column]) for line in lines) for column in range(3)), 0]
@@ -194,7 +207,8 @@ def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[str]
         write_file(output / TABLE_NAME, _table_file(rows))
     except OSError as error:
         return [f"--output_dir {output}: cannot be written ({error.strerror or error})"]
-    print(f"\nContact sheet: {output / SHEET_NAME}\nTable:         {output / TABLE_NAME}")
+    places = f"Contact sheet: {output / SHEET_NAME}", f"Table:         {output / TABLE_NAME}"
+    print("", *map(printable, places), sep="\n")
     return []
 
 
@@ -225,5 +239,12 @@ def _table_file(rows: Sequence[Row]) -> bytes:
     writer = csv.writer(text)
     writer.writerow(["file_name", "width", "height", "bucket_width", "bucket_height", "caption", "warnings"])
     for row in rows:
-        writer.writerow([row.name, *row.size, *row.bucket, row.sample.prompt, "; ".join(row.warnings)])
-    return text.getvalue().encode("utf-8", "surrogateescape")
+        caption, warnings = map(_harmless, (row.sample.prompt, "; ".join(row.warnings)))
+        writer.writerow([_harmless(row.name), *row.size, *row.bucket, caption, warnings])
+    return text.getvalue().encode()
+
+
+def _harmless(text: str) -> str:
+    """A cell on one line that no spreadsheet takes for a formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(FORMULA) else text

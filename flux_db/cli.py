@@ -7,6 +7,7 @@ import argparse
 import ast
 import dataclasses
 import functools
+import hashlib
 import inspect
 import math
 import os
@@ -18,8 +19,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from flux_db import plain_yaml
+from flux_db.atomic import write_file
 from flux_db.config import SECTIONS, Config, from_flat_dict, to_flat_dict
 from flux_db.errors import UserError, did_you_mean
+from flux_db.files import read_file_or_pipe, text_problem
 from flux_db.preflight import check
 
 Check = Callable[[Config], list[str]]
@@ -51,6 +55,18 @@ REFUSED: dict[str, str] = {
 # One of these must be given; on the command line it takes the place of the other in the YAML file.
 SOURCES_OF_PICTURES = ("instance_data_dir", "dataset_name")
 
+# Far above any file of settings, and parsed within a few seconds.
+CONFIG_LIMIT = 2**20
+
+# Of keys that are no settings so many are named, each with the setting that it may be meant for.
+MOST_UNKNOWN = 20
+
+# Of a value that is not understood so much is shown.
+LONGEST_VALUE = 80
+
+# A longer whole number is meant for no setting.
+LONGEST_NUMBER = 19
+
 # argparse stores this for a flag that came without its value, so that parsing goes on and finds the other problems.
 NO_VALUE = object()
 
@@ -67,16 +83,36 @@ class Flag:
     aliases: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The settings as they were given. A faulty one is at its default."""
+
+    config: Config
+    problems: tuple[str, ...]
+    """With the command line and the YAML file themselves."""
+    faulty: tuple[str, ...]
+
+    def problems_by(self, *checks: Check) -> list[str]:
+        """All problems, those that the checks find included."""
+        # A faulty setting now has a stand-in value: what a check says about that is not the user's doing.
+        stand_in = re.compile("|".join(rf"--{name}\b" for name in self.faulty) or r"(?!)")
+        found = (problem for run in checks for problem in run(self.config))
+        return [*self.problems, *(problem for problem in found if not stand_in.search(problem))]
+
+    def checked(self, *checks: Check) -> Config:
+        """The settings, if the checks find nothing wrong; otherwise all problems together as a UserError."""
+        if problems := self.problems_by(*checks):
+            raise UserError(problems)
+        return self.config
+
+
 def parse_config(argv: Sequence[str], *, checks: Sequence[Check] = (check,)) -> Config:
     """The checked settings of a run; `checks` run on them, and their problems are raised together with all others."""
-    config, problems = read_config(argv, checks=checks)
-    if problems:
-        raise UserError(problems)
-    return config
+    return read_config(argv).checked(*checks)
 
 
-def read_config(argv: Sequence[str], *, checks: Sequence[Check] = ()) -> tuple[Config, list[str]]:
-    """The settings and all problems with them; a faulty one is at its default. Raises if --config cannot be read."""
+def read_config(argv: Sequence[str]) -> Given:
+    """Read command line and YAML file, once: the file may be a pipe. Raises if --config cannot be read."""
     given, problems = _read_command_line(argv)
     file = given.pop("config", None)
     try:
@@ -102,11 +138,39 @@ def read_config(argv: Sequence[str], *, checks: Sequence[Check] = ()) -> tuple[C
     faults += [(flag.name, f"--{flag.name} is required: {flag.help}") for flag in missing if flag.name not in unread]
 
     config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
-    # A faulty setting now has a stand-in value: what a check says about that is not the user's doing.
-    stand_in = re.compile("|".join(rf"--{name}\b" for name, _ in faults) or r"(?!)")
     problems += [problem for _, problem in faults]
-    problems += [problem for run in checks for problem in run(config) if not stand_in.search(problem)]
-    return config, problems
+    return Given(config, tuple(problems), tuple(name for name, _ in faults))
+
+
+def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:
+    """The command line for another process. A --config that can be read only once gives way to the file `stored()`."""
+    words, kept, files = iter(argv), [], []
+    for word in words:
+        if word == "--config":
+            files.append(next(words))
+        elif word.startswith("--config="):
+            files.append(word.partition("=")[2])
+        else:
+            kept.append(word)
+    lasts = all(_is_lasting(Path(os.path.expanduser(file))) for file in files)
+    return list(argv) if lasts else [*kept, "--config", str(stored())]
+
+
+def _is_lasting(path: Path) -> bool:
+    """Whether the same content can be read from the path later and by other processes."""
+    return path.is_file() and path.absolute().parts[1] not in ("dev", "proc")
+
+
+def store_config(config: Config, folder: Path) -> Path:
+    """Write the settings to a file for --config that no other run writes to."""
+    text = to_yaml(config).encode()
+    path = folder / f"config-{hashlib.sha256(text).hexdigest()[:12]}.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return path
 
 
 def to_yaml(config: Config) -> str:
@@ -247,8 +311,8 @@ def _why_unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"not used here: {reason}" if reason else f"no such setting{did_you_mean(name, known)}"
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, where PyYAML silently takes the last."""
+class _Loader(plain_yaml.Loader):
+    """Refuses a key given twice, where PyYAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -264,27 +328,29 @@ def _read_yaml(file: Any) -> tuple[dict[str, Any], list[str]]:
     if file is NO_VALUE:
         raise UserError("--config needs the path of a YAML file")
     try:
-        content = yaml.load(Path(file).expanduser().read_text(encoding="utf-8"), Loader=_Loader)
+        text = read_file_or_pipe(os.path.expanduser(file), CONFIG_LIMIT).decode("utf-8-sig")
+        content = plain_yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = f" at line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"--config {file}: not valid YAML{line}: {error.problem}") from None
     except OSError as error:
         raise UserError(f"--config {file}: cannot be read: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError):
+    except UnicodeDecodeError:
         raise UserError(f"--config {file}: not a text file in UTF-8") from None
     if not isinstance(content, dict | None):
         raise UserError(f"--config {file}: expects lines of the form name: value")
     content = content or {}
     names = _names()
     values: dict[str, Any] = {}
-    problems = []
+    unknown = [key for key in content if str(key) not in names]
+    problems = [f"{file}: {_cut(str(key))}: {_why_unknown(str(key), names)}" for key in unknown[:MOST_UNKNOWN]]
+    if len(unknown) > MOST_UNKNOWN:
+        problems.append(f"{file}: {len(unknown) - MOST_UNKNOWN} more keys that are no settings")
     for key, raw in content.items():
         name = names.get(str(key))
-        if name is None:
-            problems.append(f"{file}: {key}: {_why_unknown(str(key), names)}")
-        elif name in values:
+        if name in values:
             problems.append(f"{file}: {key}: is another name of {name}, which is given as well; keep one")
-        elif raw is not None:
+        elif name is not None and raw is not None:
             values[name] = raw
     return values, problems
 
@@ -313,36 +379,46 @@ def _choice(choices: tuple[str, ...], raw: Any) -> str:
     for choice in choices:
         if choice.lower() == text.lower():
             return choice
-    raise ValueError(f"expects one of {', '.join(choices)}, not {text}")
+    raise ValueError(f"expects one of {', '.join(choices)}, not {_cut(text)}")
 
 
 def _switch(raw: Any) -> bool:
     if isinstance(raw, bool):
         return raw
-    raise ValueError(f"expects true or false, not {raw!r}")
+    raise ValueError(f"expects true or false, not {_cut(repr(raw))}")
 
 
 def _whole_number(raw: Any) -> int:
+    too_long = len(str(raw)) > LONGEST_NUMBER
     try:
-        if isinstance(raw, str | int) and not isinstance(raw, bool):
+        if isinstance(raw, str | int) and not isinstance(raw, bool) and not too_long:
             return int(raw)
     except ValueError:
         pass
-    raise ValueError(f"expects a whole number, not {raw!r}")
+    limit = f" of at most {LONGEST_NUMBER} digits" if too_long else ""
+    raise ValueError(f"expects a whole number{limit}, not {_cut(repr(raw))}")
 
 
 def _number(raw: Any) -> float:
     # YAML reads 1e-4, without a point, as text.
     try:
-        if isinstance(raw, str | int | float) and not isinstance(raw, bool) and math.isfinite(float(raw)):
-            return float(raw)
+        number = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
     except ValueError:
-        pass
-    raise ValueError(f"expects a number, not {raw!r}")
+        number = None
+    if number is not None and math.isfinite(number):
+        return number
+    wanted = "a number" if number is None else "a finite number"
+    raise ValueError(f"expects {wanted}, not {_cut(repr(raw))}")
 
 
 def _text(raw: Any) -> str:
     if not isinstance(raw, str):
-        raise ValueError(f"expects text, not {raw!r}; put it in quotes")
+        raise ValueError(f"expects text, not {_cut(repr(raw))}; put it in quotes")
+    if problem := text_problem(raw):
+        raise ValueError(problem)
     # The shell does not expand ~ in --flag=~/x, nor does YAML.
     return os.path.expanduser(raw) if raw.startswith("~/") else raw
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text):,} characters)"

@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_origin
 
 from flux_db.errors import UserError, did_you_mean
+from flux_db.files import read_text, text_problem
+
+# Of a file; each is encoded and drawn.
+MOST_PROMPTS = 10_000
+
+# Of --optimizer prodigy, unless it is given.
+PRODIGY_RATE = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +180,9 @@ class OptimConfig:
     max_train_steps: int | None = None
     """Optimizer steps to train, instead of counting epochs."""
     optimizer: Literal["adamw", "prodigy"] = "adamw"
-    """adamw, or prodigy, which finds its own step size and wants --learning_rate 1."""
+    """adamw, or prodigy, which finds its own step size."""
     learning_rate: float = 1e-4
-    """Learning rate after warm-up."""
+    """Learning rate after warm-up. Prodigy takes it as a factor on its own step size, by default 1."""
     scale_lr: bool = False
     """Multiply the learning rate by batch size, accumulation steps and number of cards."""
     lr_scheduler: Literal[
@@ -357,6 +364,8 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
     lists = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls) if get_origin(f.type) is tuple}
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     frozen |= {name: (frozen[name],) for name in lists if isinstance(frozen.get(name), str)}
+    if frozen.get("optimizer") == "prodigy":
+        frozen.setdefault("learning_rate", PRODIGY_RATE)
     return Config(
         **{
             section: cls(**{name: frozen[name] for name in names[section] if name in frozen})
@@ -424,12 +433,17 @@ def raw_validation_prompts(config: Config) -> list[str]:
 def read_prompts(path: Path | str, flag: str) -> list[str]:
     """The prompts of a text file, one on each line; empty lines and those that begin with # are none."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
         raise UserError(f"--{flag} {path}: {reason}") from None
-    lines = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
+    if problem := text_problem(text):
+        raise UserError(f"--{flag} {path}: {problem}")
+    lines = [line.strip() for line in text.splitlines()]
+    prompts = [line for line in lines if line and not line.startswith("#")]
+    if len(prompts) > MOST_PROMPTS:
+        raise UserError(f"--{flag} {path}: has {len(prompts):,} prompts; at most {MOST_PROMPTS:,} can be drawn")
+    return prompts
 
 
 def validation_size(config: Config) -> tuple[int, int]:
@@ -440,7 +454,7 @@ def validation_size(config: Config) -> tuple[int, int]:
 
 def parse_size(text: str) -> tuple[int, int] | None:
     """(768, 512) of 768x512; None if it is nothing of the kind."""
-    match = re.fullmatch(r"(\d+)[xX](\d+)", text)
+    match = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", text)
     return (int(match[1]), int(match[2])) if match else None
 
 

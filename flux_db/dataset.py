@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from flux_db import buckets, hf_dataset
+from flux_db import buckets, folders, hf_dataset
 from flux_db.buckets import Size
-from flux_db.config import Config, fill_trigger, has_trigger
+from flux_db.config import Config, fill_trigger, global_batch, has_trigger
 from flux_db.errors import UserError
 from flux_db.images import Found, Inspection, Picture, Source, find_pictures, inspect_pictures
 from flux_db.masks import Mask, Masks, find_masks
 from flux_db.order import Order
+from flux_db.preflight import MOST_STEPS, check
 from flux_db.stream import Purpose, generator
 
 # In a message about many.
 FILES_NAMED = 20
+
+# By repeats. More in an epoch help nobody, and each has its place in memory.
+MOST_SAMPLES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +107,8 @@ def check_pictures(config: Config) -> list[str]:
 
 def survey(config: Config) -> Survey:
     data = config.data
-    if (data.instance_data_dir is None) == (data.dataset_name is None):
-        return Survey(None, None, [])  # told already: exactly one is needed
+    if (data.instance_data_dir is None) == (data.dataset_name is None) or folders.problems(config):
+        return Survey(None, None, [])  # told already: exactly one is needed, and apart from all other folders
     found = subject = None
     try:
         found = find_subject(config)
@@ -110,11 +116,17 @@ def survey(config: Config) -> Survey:
         problems = [*subject.problems, *_masks(config, found.folder, subject.pictures).problems]
     except UserError as error:
         problems = list(error.problems)
-    if config.data.with_prior_preservation and config.data.class_data_dir:
+    if found and data.dataset_name is None:
+        problems += folders.strays(config, "instance_data_dir", (s.path for s in found.sources))
+    if data.with_prior_preservation and data.class_data_dir:
         # damaged class pictures are replaced, and missing ones made: only captions could stop the run
-        problems += find_pictures(Path(config.data.class_data_dir), may_be_empty=True).problems
+        classes = find_pictures(Path(data.class_data_dir), may_be_empty=True)
+        strays = folders.strays(config, "class_data_dir", (s.path for s in classes.sources))
+        problems += [f"--class_data_dir: {problem}" for problem in (*classes.problems, *strays)]
     if not problems:
         problems += _held_out_problems(config, subject)
+    if not problems and not check(config):
+        problems += _length_problems(config, subject)
     flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
     return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
 
@@ -157,7 +169,8 @@ def _held_out_problems(config: Config, subject: Inspection) -> list[str]:
     folder, share = config.validation.validation_data_dir, config.validation.validation_share
     if folder is not None:
         # that the folder is missing, the check of the settings has told
-        problems = _held_out(config, subject).problems if Path(folder).is_dir() else ()
+        seen = _held_out(config, subject) if os.path.isdir(folder) else Inspection((), (), ())
+        problems = [*seen.problems, *folders.strays(config, "validation_data_dir", (p.path for p in seen.pictures))]
         return [p if p.startswith("--") else f"--validation_data_dir: {p}" for p in problems]
     places = sorted(_place(picture) for picture in subject.pictures)
     if share > 0 and places[0] >= share:
@@ -167,6 +180,42 @@ def _held_out_problems(config: Config, subject: Inspection) -> list[str]:
     if share > 0 and places[-1] < share:
         return [f"--validation_share {share}: holds out all {len(places)} pictures; nothing is left to train on"]
     return []
+
+
+def _length_problems(config: Config, subject: Inspection) -> list[str]:
+    """Problems with the number of samples and steps, which without the pictures cannot be known."""
+    optim, repeats = config.optim, config.data.repeats
+    trained = _trained(config, subject)
+    if repeats > 1 and repeats * len(trained) > MOST_SAMPLES:
+        return [
+            f"--repeats {repeats}: makes {repeats * len(trained)} samples of the {len(trained)} pictures; at most"
+            f" {MOST_SAMPLES} are possible"
+        ]
+    if optim.max_train_steps is not None:
+        return []
+    sizes = choose_sizes(config, trained)
+    counts = collections.Counter(buckets.nearest(p.size[::-1], sizes) for p in trained)
+    groups = tuple(tuple(range(count * repeats)) for count in counts.values())
+    batch = global_batch(config, number_of_cards())
+    steps = Order(seed=config.output.seed, global_batch=batch, groups=groups).steps(optim.num_train_epochs)
+    if steps > MOST_STEPS:
+        return [f"--num_train_epochs {optim.num_train_epochs}: makes {steps} steps; at most {MOST_STEPS} are possible"]
+    if optim.lr_warmup_steps > steps:
+        return [
+            f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --num_train_epochs"
+            f" {optim.num_train_epochs}, which has {steps} steps; shorten the warm-up"
+        ]
+    return []
+
+
+def number_of_cards() -> int:
+    """As msrun tells its processes; 1 without it."""
+    return int(os.environ.get("MS_WORKER_NUM", "1"))
+
+
+def _trained(config: Config, subject: Inspection) -> list[Picture]:
+    """The pictures of the subject that are not held out."""
+    return [p for p in subject.pictures if _place(p) >= config.validation.validation_share]
 
 
 def _place(picture: Picture) -> float:
@@ -193,7 +242,7 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
     found = seen.found if seen else find_subject(config)
     subject = seen.subject if seen else inspect_pictures(found, _warn_below(config))
     held_out = _held_out(config, subject)
-    trained = [p for p in subject.pictures if _place(p) >= config.validation.validation_share]
+    trained = _trained(config, subject)
     sizes = choose_sizes(config, trained)
     masks = _masks(config, found.folder, trained)
     warnings = [*subject.warnings, *_scaled_up(config, trained, sizes), *masks.warnings, *held_out.warnings]
@@ -202,8 +251,8 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
     samples = [
         _sample(p, fill_trigger(p.caption or data.instance_prompt, config), config, sizes, masks.by_picture.get(p.path))
         for p in trained
-        for _ in range(data.repeats)
     ]
+    samples = [sample for sample in samples for _ in range(data.repeats)]
     square = (data.resolution, data.resolution)
     # the middle, so that the validation loss does not depend on --seed
     validation = [

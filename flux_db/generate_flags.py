@@ -13,6 +13,7 @@ from flux_db import fuse
 from flux_db.buckets import PIXELS_PER_TOKEN
 from flux_db.config import Config, from_flat_dict, parse_size, read_prompts
 from flux_db.errors import UserError
+from flux_db.files import text_problem
 from flux_db.fuse import Additions, Weighted
 from flux_db.model_files import check_model
 
@@ -78,6 +79,7 @@ def read(argv: Sequence[str]) -> Order:
         problems.append("give a --prompt, or a --prompts_file with a prompt on each line")
     if any(not prompt.strip() for prompt in prompts):
         problems.append("--prompt is empty: give it a value or leave it out")
+    problems += [f"--prompt {prompt}: {problem}" for prompt in given.prompt if (problem := text_problem(prompt))]
     if not 0 <= given.seed < 2**32:
         problems.append(f"--seed {given.seed}: must be from 0 to 4294967295")
     order = Order(

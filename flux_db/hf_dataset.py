@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from flux_db.atomic import write_folder
 from flux_db.config import Config, cache_path
 from flux_db.console import say
 from flux_db.errors import UserError, did_you_mean
+from flux_db.files import PICTURE_LIMIT, read_bytes
 
 SCHEMA = 1
 
@@ -55,10 +57,20 @@ def _key(config: Config) -> str:
     name: Any = data.dataset_name
     if os.path.isdir(name):
         paths = sorted(Path(root, file) for root, _, files in os.walk(name) for file in files)
-        stats = [(path, path.stat()) for path in paths]
-        name = [(str(path.relative_to(name)), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        name = [(str(path.relative_to(name)), *_stamp(path)) for path in paths]
     content = [SCHEMA, name, data.dataset_config_name, data.image_column, data.caption_column]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Changes with the file. Of what is no file the package would read for ever."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"--dataset_name: {path} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"--dataset_name: {path} is not a file; take it out of the dataset")
+    return found.st_size, found.st_mtime_ns
 
 
 def _load(config: Config) -> Any:
@@ -148,7 +160,7 @@ def _content(cell: Any) -> bytes | None:
         return cell
     if cell["bytes"] is None and cell["path"] is not None:
         with contextlib.suppress(OSError):
-            return Path(cell["path"]).read_bytes()
+            return read_bytes(cell["path"], PICTURE_LIMIT)
     return cell["bytes"]
 
 
@@ -158,6 +170,8 @@ def _as_file(content: bytes) -> tuple[bytes, str]:
         with Image.open(io.BytesIO(content)) as image:
             if image.format in _EXTENSIONS:
                 return content, _EXTENSIONS[image.format]
+            if image.format == "EPS":  # a program, which PIL would have Ghostscript run
+                return content, ".png"
             buffer = io.BytesIO()
             image.convert("RGBA").save(buffer, "PNG")
             return buffer.getvalue(), ".png"

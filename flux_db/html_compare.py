@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from flux_db import __version__
 from flux_db.charts import Point, Series, chart, smoothed
+from flux_db.console import printable
 from flux_db.errors import UserError
-from flux_db.html_page import page, picture, section, table
+from flux_db.html_page import escape, page, picture, section, table
 from flux_db.html_report import public, summary, told
 from flux_db.run_files import RunFiles
 from flux_db.thumbnails import data_uris
@@ -45,7 +45,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
-            return names
+            return list(map(printable, names))
     raise UserError("the same run is given twice; give each folder once")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
+
+from flux_db.console import printable
 
 # Light and dark, phone and desk. c0 to c5 are the colours of lines.
 STYLE = """
@@ -132,6 +134,11 @@ document.querySelectorAll('svg[data-box]').forEach(function (svg) {
   svg.addEventListener('pointerleave', function () { value.textContent = before; cross.remove(); });
 });
 """
+
+
+def escape(text: object) -> str:
+    """What may come from a file, for a page: neither HTML nor characters that cannot be seen."""
+    return html.escape(printable(str(text), keep="\n\t"))
 
 
 def page(title: str, body: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from flux_db.charts import Series, chart, number, smoothed
 from flux_db.config import SECTIONS, replace_trigger
 from flux_db.console import say
 from flux_db.export import FILE_NAME
-from flux_db.html_page import page, picture, section, table, tiles
+from flux_db.html_page import escape, page, picture, section, table, tiles
 from flux_db.run_files import RunFiles, read_run
 from flux_db.sample_files import Round, spread
 from flux_db.thumbnails import data_uris, read_training_pictures
@@ -54,7 +54,8 @@ def render(run: RunFiles) -> str:
 
 
 def _prompt(run: RunFiles) -> str:
-    return replace_trigger(str(run.settings.get("instance_prompt", "")), run.settings.get("trigger_word"))
+    word = run.settings.get("trigger_word")
+    return replace_trigger(str(run.settings.get("instance_prompt", "")), None if word is None else str(word))
 
 
 # --- head --------------------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ def header(run: RunFiles) -> str:
 def base_model(settings: dict[str, Any]) -> str:
     """The model's name without the path that it had on this machine."""
     name = str(settings.get("pretrained_model_name_or_path", ""))
-    is_hub_name = name.count("/") == 1 and not name.startswith((".", "/")) and not Path(name).exists()
+    is_hub_name = name.count("/") == 1 and not name.startswith((".", "/")) and not os.path.exists(name)
     return name if is_hub_name else name.rstrip("/").rsplit("/", 1)[-1]
 
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from flux_db import likeness
 from flux_db.captions import read_captions
 from flux_db.errors import UserError
-from flux_db.files import PICTURE_LIMIT, read_bytes
+from flux_db.files import PICTURE_LIMIT, open_regular, read_bytes
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASK_SUFFIX = ".mask.png"
@@ -98,11 +98,14 @@ class Inspection(NamedTuple):
 def find_pictures(folder: Path, *, may_be_empty: bool = False) -> Found:
     """The pictures below `folder` and their captions. Problems are collected, never raised."""
     folder = Path(folder)
-    if not folder.is_dir():
-        missing = (f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}",)
-        return Found(folder, problems=() if may_be_empty and not folder.exists() else missing)
+    if not os.path.isdir(folder):
+        missing = (f"{folder}: {'not a folder' if os.path.exists(folder) else 'no such folder'}",)
+        return Found(folder, problems=() if may_be_empty and not os.path.exists(folder) else missing)
     problems: list[str] = []
-    files = sorted(_walk(folder, problems), key=lambda path: _natural(path.relative_to(folder)))
+    try:
+        files = sorted(_walk(folder, problems), key=lambda path: _natural(path.relative_to(folder)))
+    except RecursionError:
+        return Found(folder, problems=(f"{folder}: has folders nested too deeply",))
     paths = [path for path in files if _is_picture(path)]
     captions = read_captions(files, paths)
     ignored = tuple(f for f in files if not (_is_picture(f) or _is_mask(f) or f in captions.files))
@@ -114,12 +117,12 @@ def find_pictures(folder: Path, *, may_be_empty: bool = False) -> Found:
 
 def _walk(folder: Path, problems: list[str]) -> Iterator[Path]:
     """All files below `folder` that are not hidden. Links are followed, but no folder is entered twice."""
-    seen = {folder.resolve()}
+    seen = {_identity(folder)}
 
     def enter(path: Path) -> bool:
-        real = path.resolve()
-        new = not path.name.startswith(".") and real not in seen
-        seen.add(real)
+        identity = _identity(path)
+        new = not path.name.startswith(".") and identity not in seen
+        seen.add(identity)
         return new
 
     def report(error: OSError) -> None:
@@ -128,6 +131,15 @@ def _walk(folder: Path, problems: list[str]) -> Iterator[Path]:
     for root, folders, files in os.walk(folder, followlinks=True, onerror=report):
         folders[:] = [name for name in sorted(folders) if enter(Path(root, name))]
         yield from (Path(root, name) for name in files if not name.startswith("."))
+
+
+def _identity(folder: Path) -> tuple[int, int] | Path:
+    """The same by whatever path and links a folder is reached."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return folder
+    return found.st_dev, found.st_ino
 
 
 def _is_mask(path: Path) -> bool:
@@ -164,7 +176,8 @@ def inspect_pictures(found: Found, resolution: int) -> Inspection:
 def _inspect(source: Source, resolution: int) -> Picture | UserError:
     try:
         with _blame(source.path):
-            data = source.path.read_bytes()
+            _demand_picture(source.path)
+            data = read_bytes(source.path, PICTURE_LIMIT)
             (width, height), look = _decode(data, source.path)
     except UserError as error:
         return error
@@ -174,10 +187,16 @@ def _inspect(source: Source, resolution: int) -> Picture | UserError:
     return Picture(source.path, source.caption, (width, height), hashlib.sha256(data).hexdigest(), look, warnings)
 
 
+def _demand_picture(path: Path) -> None:
+    """By its first bytes: what is none may be larger than memory, and is not read whole."""
+    with open_regular(path) as stream:
+        if not stream.peek(1):
+            raise UserError(f"{path}: the file is empty")
+        _open(stream, path)
+
+
 def _decode(data: bytes, path: Path) -> tuple[tuple[int, int], bytes]:
     """Size and perceptual hash of the upright picture."""
-    if not data:
-        raise UserError(f"{path}: the file is empty")
     with _open(io.BytesIO(data), path) as image:
         full_size = image.size
         # A JPEG is still read to its end, but at down to an eighth of its size, in a seventh of the time.
@@ -225,7 +244,7 @@ def load_unchanged(path: Path, digest: str) -> Image.Image:
 
 def load_upright(path: Path) -> Image.Image:
     """The picture upright, in the mode it was saved in (so with its alpha channel)."""
-    with _blame(path), open(path, "rb") as stream, _open(stream, path) as image:
+    with _blame(path), open_regular(path) as stream, _open(stream, path) as image:
         image.load()
         turn = _UPRIGHT.get(_orientation(image))
         return image.copy() if turn is None else image.transpose(turn)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -68,9 +69,17 @@ class OutputLock:
     def _open(self) -> int:
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
-            return os.open(self.output_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # the file is emptied, and through a link that would be another one
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(self.output_dir / LOCK_FILE, flags, 0o644)
         except OSError as error:
-            raise UserError(f"--output_dir {self.output_dir}: cannot be written: {error.strerror}") from error
+            link = (self.output_dir / LOCK_FILE).is_symlink()
+            reason = f"its {LOCK_FILE} is a link; remove that" if link else f"cannot be written: {error.strerror}"
+            raise UserError(f"--output_dir {self.output_dir}: {reason}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise UserError(f"--output_dir {self.output_dir}: its {LOCK_FILE} is not a file; remove that")
+        return descriptor
 
     def _lock(self, descriptor: int) -> None:
         try:

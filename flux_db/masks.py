@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from flux_db.errors import UserError
+from flux_db.files import PICTURE_LIMIT, read_bytes
 from flux_db.images import EXTENSIONS, MASK_SUFFIX, Picture, crop_box, load_unchanged, load_upright, to_rgb
 
 BLACK = (0, 0, 0)
@@ -130,7 +131,7 @@ def _inspect(picture: Picture, file: Path | None, alpha_mask: bool) -> tuple[Mas
     """The mask and a warning about it, if there is one; None without a mask."""
     try:
         if file is not None:
-            mask = Mask(file, hashlib.sha256(file.read_bytes()).hexdigest())
+            mask = Mask(file, hashlib.sha256(read_bytes(file, PICTURE_LIMIT)).hexdigest())
         elif alpha_mask and _has_alpha(picture.path):
             mask = Mask(picture.path, picture.digest, is_alpha=True)
         else:

@@ -44,6 +44,17 @@ class Order:
         """Optimizer steps of so many epochs from the start. The last batch of each size is filled up."""
         return sum(_batches_of(len(group), epochs, self.global_batch) for group in self.groups)
 
+    def counts(self, steps: int) -> np.ndarray:
+        """How often each sample is drawn in the first steps, if there are several sizes."""
+        drawn = np.zeros(sum(map(len, self.groups)), np.int64)
+        epoch = self.epoch(steps)
+        for number, group in enumerate(self.groups):
+            rounds, rest = divmod(_batches_of(len(group), epoch, self.global_batch) * self.global_batch, len(group))
+            drawn[list(group)] += rounds
+            drawn[_circle(self, number)[:rest]] += 1
+        np.add.at(drawn, _batches(self, epoch)[: steps - self.steps(epoch)], 1)
+        return drawn
+
     def epoch(self, step: int) -> int:
         """The epoch that a step, counted from 0, lies in."""
         pictures = sum(map(len, self.groups))
@@ -55,14 +66,18 @@ def _batches_of(pictures: int, epochs: int, batch: int) -> int:
     return -(-epochs * pictures // batch)  # rounded up
 
 
+def _circle(order: Order, number: int) -> np.ndarray:
+    """The circle in which a size goes through its pictures."""
+    return stream.generator(order.seed, number, Purpose.CIRCLE).permutation(order.groups[number])
+
+
 @lru_cache(maxsize=8)
 def _batches(order: Order, epoch: int) -> np.ndarray:
     """[batches of the epoch, global batch] numbers of samples."""
     size, rows = order.global_batch, []
     for number, group in enumerate(order.groups):
         first, last = (_batches_of(len(group), e, size) * size for e in (epoch, epoch + 1))
-        circle = stream.generator(order.seed, number, Purpose.CIRCLE).permutation(group)
-        items = circle[np.arange(first, last) % len(group)]
+        items = _circle(order, number)[np.arange(first, last) % len(group)]
         rng = stream.generator(order.seed, epoch, Purpose.PASS, lane=number)
         for start in range(0, len(items), len(group)):
             rng.shuffle(items[start : start + len(group)])  # each time round by itself: no picture comes twice in a row

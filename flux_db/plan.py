@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from flux_db.config import Config, global_batch
-from flux_db.dataset import Dataset, Sample, total_steps
+from flux_db.dataset import Dataset, Sample, number_of_cards, total_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +53,15 @@ def make(config: Config, dataset: Dataset) -> Plan:
 def _times_seen(config: Config, dataset: Dataset, steps: int, batch: int) -> tuple[int, int]:
     if len(dataset.sizes) == 1:
         return times_seen(len(dataset.samples), config.data.repeats, steps * batch)
-    order = dataset.order(config.output.seed, batch)
-    counts = collections.Counter({sample.picture.path: 0 for sample in dataset.samples})
-    counts.update(dataset.samples[order.item(position)].picture.path for position in range(steps * batch))
+    counts: collections.Counter[Path] = collections.Counter()
+    for sample, count in zip(dataset.samples, dataset.order(config.output.seed, batch).counts(steps), strict=True):
+        counts[sample.picture.path] += int(count)
     return min(counts.values()), max(counts.values())
 
 
 def one_each(dataset: Dataset) -> list[Sample]:
     """The samples of the subject, without their repeats."""
     return list({sample.picture.path: sample for sample in dataset.samples}.values())
-
-
-def number_of_cards() -> int:
-    """As msrun tells its processes; 1 without it."""
-    return int(os.environ.get("MS_WORKER_NUM", "1"))
 
 
 def times_seen(samples: int, repeats: int, draws: int) -> tuple[int, int]:

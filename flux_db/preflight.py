@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flux_db import buckets
-from flux_db.buckets import PIXELS_PER_TOKEN
+from flux_db import buckets, folders
+from flux_db.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.config import (
     TRACKERS,
     Config,
@@ -29,38 +29,78 @@ from flux_db.model_files import check_model
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)
 
-# What a number must be, the test for it, and the flags it is asked of. Unset flags are left out.
+# The learning rate of every step is computed before the first one.
+MOST_STEPS = 10_000_000
+
+# Prodigy's learning rate is a factor on the step size that it finds itself: its authors use 1.
+LEAST_PRODIGY_RATE = 0.1
+
+
+def _between(low: float, high: float) -> Callable[[float], bool]:
+    return lambda x: low <= x <= high
+
+
+def _from(low: int, high: int, names: str) -> tuple[str, Callable[[float], bool], str]:
+    return f"from {low} to {high}", _between(low, high), names
+
+
+# What a number must be, the test for it, and the flags it is asked of. Unset flags are left out. The upper limits are
+# far beyond any use: a number above them is a slip, and would fill the memory or never come to an end.
 BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    (
-        "at least 1",
-        lambda x: x >= 1,
-        "rank repeats num_class_images sample_batch_size train_batch_size gradient_accumulation_steps num_train_epochs "
-        "max_train_steps lr_num_cycles num_validation_images validation_epochs validation_steps "
-        "validation_inference_steps checkpointing_steps checkpoints_total_limit max_skipped_steps max_buckets "
-        "cache_crops",
+    _from(1, MOST_STEPS, "max_train_steps"),
+    _from(0, MOST_STEPS, "lr_warmup_steps"),
+    _from(
+        1,
+        10**9,
+        "num_train_epochs lr_num_cycles validation_epochs validation_steps checkpointing_steps"
+        " checkpoints_total_limit max_skipped_steps",
     ),
-    (
-        "0 or more",
-        lambda x: x >= 0,
-        "prior_loss_weight dataloader_num_workers guidance_scale validation_guidance lr_warmup_steps adam_weight_decay",
-    ),
-    ("above 0", lambda x: x > 0, "lora_alpha logit_std learning_rate lr_power adam_epsilon max_grad_norm"),
+    _from(1, 4096, "rank"),  # the sides of most layers of FLUX.1 are 3072
+    _from(1, 1000, "train_batch_size gradient_accumulation_steps sample_batch_size cache_crops"),
+    _from(1, 1000, "validation_inference_steps"),  # FLUX.1 has so many timesteps
+    _from(1, 10_000, "repeats num_validation_images"),
+    _from(1, 100_000, "num_class_images"),
+    _from(1, 64, "max_buckets"),  # each is a graph to compile
+    _from(0, 256, "dataloader_num_workers"),
+    _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay"),
+    _from(0, 10**6, "prior_loss_weight"),
+    _from(-1000, 1000, "logit_mean"),
+    ("above 0, up to 1000", lambda x: 0 < x <= 1000, "logit_std learning_rate lr_power adam_epsilon"),
+    ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
+    # without clipping: as large as you like, but a float32
+    ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
     ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
-    ("from 0 to 1", lambda x: 0 <= x <= 1, "caption_dropout unmasked_weight"),
-    ("from 1 to 512", lambda x: 1 <= x <= 512, "max_sequence_length"),
-    ("from 0 to 4294967295", lambda x: 0 <= x < 2**32, "seed validation_seed"),
-    (f"from -1 to {LARGEST_MODE_SCALE:.2f}", lambda x: -1 <= x <= LARGEST_MODE_SCALE, "mode_scale"),
-    (f"a multiple of {PIXELS_PER_TOKEN}", lambda x: x > 0 and x % PIXELS_PER_TOKEN == 0, "resolution"),
+    _from(0, 1, "caption_dropout unmasked_weight"),
+    _from(1, 512, "max_sequence_length"),
+    _from(0, 2**32 - 1, "seed validation_seed"),
+    (f"from -1 to {LARGEST_MODE_SCALE:.2f}", _between(-1, LARGEST_MODE_SCALE), "mode_scale"),
+    (
+        f"a multiple of {PIXELS_PER_TOKEN}, up to {LARGEST_SIDE}",
+        lambda x: 0 < x <= LARGEST_SIDE and x % PIXELS_PER_TOKEN == 0,
+        "resolution",
+    ),
 )
 
 
+def warnings(config: Config) -> list[str]:
+    """What is allowed, but hardly meant."""
+    optim = config.optim
+    if optim.optimizer == "prodigy" and optim.learning_rate < LEAST_PRODIGY_RATE:
+        return [
+            f"--learning_rate {optim.learning_rate:g}: Prodigy finds its step size itself and takes this as a factor"
+            f" on it, usually 1; below {LEAST_PRODIGY_RATE} it learns next to nothing"
+        ]
+    return []
+
+
 def check(config: Config) -> list[str]:
-    """Problems in the values alone; touches no file."""
+    """Problems in the values alone; of the file system only links are looked at."""
     values = to_flat_dict(config)
     return [
         *_out_of_bounds(values),
         *_empty_texts(values),
         *_contradictions(config),
+        *folders.problems(config),
         *_crop_problems(config),
         *_validation_problems(config),
         *_unknown_changes(config),
@@ -115,12 +155,6 @@ def _contradictions(config: Config) -> list[str]:
         if not data.with_prior_preservation and value is not None:
             problems.append(f"--{name} {value}: needs --with_prior_preservation; add that or leave --{name} out")
     problems += _picture_contradictions(config)
-    if (
-        data.class_data_dir
-        and data.instance_data_dir
-        and Path(data.class_data_dir).absolute() == Path(data.instance_data_dir).absolute()
-    ):
-        problems.append(f"--class_data_dir {data.class_data_dir}: must be another folder than --instance_data_dir")
     if optim.lr_warmup_steps > 0 and optim.lr_scheduler == "constant":
         problems.append(
             f"--lr_warmup_steps {optim.lr_warmup_steps}: --lr_scheduler constant has no warm-up;"
@@ -131,6 +165,8 @@ def _contradictions(config: Config) -> list[str]:
             f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --max_train_steps"
             f" {optim.max_train_steps}; shorten the warm-up"
         )
+    if not config.lora.layers:
+        problems.append(f"--lora_layers {config.lora.lora_layers}: names no layer; give some, or leave it out")
     if config.hub.hub_model_id and not config.hub.push_to_hub:
         problems.append(f"--hub_model_id {config.hub.hub_model_id}: needs --push_to_hub; add that or leave it out")
     if runtime.device == "CPU" and runtime.mixed_precision == "bf16":
@@ -142,11 +178,6 @@ def _contradictions(config: Config) -> list[str]:
 
 def _crop_problems(config: Config) -> list[str]:
     data, found = config.data, []
-    folders = [Path(folder).absolute() for folder in (data.mask_dir, data.instance_data_dir) if folder]
-    if len(folders) == 2 and folders[0].is_relative_to(folders[1]):
-        found.append(
-            f"--mask_dir {data.mask_dir}: lies in --instance_data_dir, where every picture is trained on; move it out"
-        )
     if data.aspect_ratio_buckets is not None:
         told = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
         found += [f"--aspect_ratio_buckets: {problem}" for problem in told]
@@ -194,22 +225,18 @@ def _picture_contradictions(config: Config) -> list[str]:
 
 
 def _validation_problems(config: Config) -> list[str]:
-    data, validation = config.data, config.validation
+    validation = config.validation
     problems = []
     if (size := validation.validation_size) is not None:
         sides = parse_size(size)
         if sides is None:
             problems.append(f"--validation_size {size}: expects height x width in pixels, such as 768x512")
-        elif any(side <= 0 or side % PIXELS_PER_TOKEN for side in sides):
-            problems.append(f"--validation_size {size}: both sides must be multiples of {PIXELS_PER_TOKEN}")
+        elif any(side <= 0 or side % PIXELS_PER_TOKEN or side > LARGEST_SIDE for side in sides):
+            problems.append(
+                f"--validation_size {size}: both sides must be multiples of {PIXELS_PER_TOKEN}, up to {LARGEST_SIDE}"
+            )
     if validation.validation_data_dir is not None and validation.validation_share > 0:
         problems.append("--validation_share: not together with --validation_data_dir; give one of them")
-    held_out = validation.validation_data_dir
-    if held_out and data.instance_data_dir and Path(held_out).absolute() == Path(data.instance_data_dir).absolute():
-        problems.append(
-            f"--validation_data_dir {held_out}: must be another folder than --instance_data_dir;"
-            " --validation_share holds out some of its pictures"
-        )
     if validation.keep_best and not validation.has_held_out:
         problems.append("--keep_best: needs --validation_data_dir or --validation_share to measure what is best")
     return problems

@@ -11,11 +11,12 @@ from flux_db import checkpoint, child, encode
 from flux_db.atomic import write_file
 from flux_db.cli import to_yaml
 from flux_db.config import Config
-from flux_db.console import say
+from flux_db.console import printable, say
 from flux_db.dataset import Dataset, lacks_class_images, read_dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
 from flux_db.model_files import locate_checked
+from flux_db.preflight import warnings as setting_warnings
 
 CONFIG_NAME = "config.yaml"
 WARNINGS_SHOWN = 20
@@ -52,9 +53,10 @@ def prepare(config: Config, place: Place) -> tuple[Path, Cache, Dataset]:
     model = locate_checked(config)
     cache = encode.open_cache(config, model)
     dataset, warnings = read_dataset(config)
+    warnings = [*setting_warnings(config), *warnings]
     if place.is_main:
         for warning in warnings[:WARNINGS_SHOWN]:
-            say(f"warning: {warning}")
+            say(f"warning: {printable(warning)}")
         if len(warnings) > WARNINGS_SHOWN:
             say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
     work = encode.missing(config, cache, dataset)

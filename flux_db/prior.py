@@ -10,7 +10,7 @@ from tqdm import tqdm
 from flux_db import encode, model_files, models, runtime
 from flux_db.atomic import write_png
 from flux_db.config import Config
-from flux_db.console import say, stage
+from flux_db.console import printable, say, stage
 from flux_db.dataset import sound_class_pictures
 from flux_db.errors import UserError
 from flux_db.images import Picture, find_pictures
@@ -75,5 +75,6 @@ def _set_damaged_aside(folder: Path, sound: Sequence[Picture]) -> None:
     known = {picture.path for picture in sound}
     for source in find_pictures(folder, may_be_empty=True).sources:
         if source.path not in known:
-            say(f"warning: {source.path} cannot be opened; it is kept as {source.path.name}.damaged and drawn anew")
+            path = printable(str(source.path))
+            say(f"warning: {path} cannot be opened; it is drawn anew, and kept with .damaged after its name")
             source.path.rename(source.path.with_name(source.path.name + ".damaged"))

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flux_db import plain_yaml
 from flux_db.charts import Point
 from flux_db.errors import UserError
+from flux_db.files import read_bytes, read_text
 from flux_db.report import METRICS
 from flux_db.run_state import RunState, read_run_state
 from flux_db.sample_files import Round, read_rounds
 
 CONFIG_NAME = "config.yaml"
+
+# A line has about 150 bytes, so that is more than a million steps.
+METRICS_LIMIT = 256 * 2**20
+# Beyond it a number is no measurement, and cannot be drawn either.
+LARGEST, SMALLEST = 1e30, 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +43,12 @@ class RunFiles:
     @property
     def steps(self) -> tuple[dict[str, Any], ...]:
         """The rows that are optimizer steps."""
-        return tuple(row for row in self.rows if "loss" in row)
+        return tuple(row for row in self.rows if "loss" in row and _is_number(row.get("step")))
 
     def points(self, key: str) -> list[Point]:
         """(step, value) of a key, in order of steps; what is missing or not finite is left out."""
         found = ((row.get("step"), row.get(key)) for row in self.rows)
-        return [(float(x), float(y)) for x, y in found if _is_number(x) and _is_number(y)]
+        return [(float(x), float(y) if abs(y) > SMALLEST else 0.0) for x, y in found if _is_number(x) and _is_number(y)]
 
     @property
     def best(self) -> Point | None:
@@ -49,12 +57,12 @@ class RunFiles:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_run(folder: Path) -> RunFiles:
     """The run in an output folder; a UserError if there is none."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such folder; give the --output_dir of a run")
     run = RunFiles(
         folder=folder,
@@ -70,22 +78,22 @@ def read_run(folder: Path) -> RunFiles:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = plain_yaml.load(read_text(path))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_bytes(path, METRICS_LIMIT).decode(errors="replace").splitlines()
     except OSError:
         return []
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the last line of a killed run may be cut
         if isinstance(row, dict):
             rows.append(row)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from flux_db import __version__, atomic
+from flux_db.files import read_text
 
 RUN_STATE = "train_state.json"
 SCHEMA = 1
@@ -47,6 +48,6 @@ def write_run_state(
 def read_run_state(output_dir: Path | str) -> RunState | None:
     """The state last written; None where there is none that this version can read."""
     try:
-        return RunState(**json.loads(Path(output_dir, RUN_STATE).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return RunState(**json.loads(read_text(Path(output_dir, RUN_STATE))))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from PIL import Image, PngImagePlugin
 
 from flux_db.atomic import write_png
+from flux_db.files import open_regular
 
 SAMPLES = "samples"
 GRID = "grid.png"
@@ -48,7 +50,7 @@ def read_rounds(output: Path) -> list[Round]:
     found = []
     for folder in (output / SAMPLES).glob("step-*"):
         digits = folder.name.removeprefix("step-")
-        pictures = [_read(path) for path in sorted(folder.glob("*.png"))] if digits.isdigit() else []
+        pictures = [_read(path) for path in sorted(folder.glob("*.png"))] if digits.isdecimal() else []
         if sound := tuple(picture for picture in pictures if picture):
             found.append(Round(int(digits), sound))
     return sorted(found, key=lambda round_: round_.step)
@@ -56,12 +58,12 @@ def read_rounds(output: Path) -> list[Round]:
 
 def _read(path: Path) -> SampleFile | None:
     try:
-        with Image.open(path) as picture:
+        with open_regular(path) as file, Image.open(file, formats=("PNG",)) as picture:
             about = picture.info
-    except OSError:
+    except Exception:  # a damaged file raises anything
         return None
     number = str(about.get("number", path.stem))
-    return SampleFile(path, str(about.get("prompt", "")), int(number) if number.isdigit() else 0)
+    return SampleFile(path, str(about.get("prompt", "")), int(number) if re.fullmatch(r"\d{1,9}", number) else 0)
 
 
 def forget_after(output: Path, step: int) -> None:

@@ -17,6 +17,8 @@ from flux_db.atomic import write_file
 from flux_db.config import Config, background
 from flux_db.console import say
 from flux_db.dataset import Dataset, Sample
+from flux_db.errors import UserError
+from flux_db.files import read_text
 from flux_db.images import load_rgb, resize_and_crop
 
 # Longest sides to try, the largest first.
@@ -42,16 +44,15 @@ def data_uris(paths: Sequence[Path], budget: int) -> list[str]:
 
 
 def _uri_of(path: Path, edge: int) -> str:
-    return _uri(path, path.stat().st_mtime_ns, edge)
+    return _uri(path, path.stat().st_mtime_ns, edge) if path.exists() else ""
 
 
 @lru_cache(maxsize=2048)
 def _uri(path: Path, changed: int, edge: int) -> str:
     """Of the file as it was changed last; a run that rewrites its report encodes only what is new."""
     try:
-        with Image.open(path) as image:
-            picture = image.convert("RGB")
-    except OSError:
+        picture = load_rgb(path)
+    except UserError:
         return ""  # a damaged picture is shown by its description
     picture.thumbnail((edge, edge), Image.Resampling.LANCZOS)
     return f"data:image/webp;base64,{base64.b64encode(_webp(picture)).decode()}"
@@ -98,7 +99,7 @@ def _store(config: Config, dataset: Dataset, folder: Path) -> None:
         write_file(folder / name, _webp(_crop(sample, config)))
         pictures.append(TrainingPicture(name, sample.picture.path.name, sample.prompt))
     content = {"total": len(samples), "pictures": [asdict(picture) for picture in pictures]}
-    write_file(folder / INDEX, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    write_file(folder / INDEX, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _crop(sample: Sample, config: Config) -> Image.Image:
@@ -112,9 +113,9 @@ def read_training_pictures(output: Path) -> TrainingPictures | None:
     """What `store_training_pictures` wrote; None where there is nothing."""
     folder = output / FOLDER
     try:
-        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        content = json.loads(read_text(folder / INDEX))
         pictures = tuple(TrainingPicture(**entry) for entry in content["pictures"])
         pictures = tuple(p for p in pictures if Path(p.file).name == p.file and (folder / p.file).is_file())
-        return TrainingPictures(folder, int(content["total"]), pictures)
-    except (OSError, ValueError, KeyError, TypeError):
+        return TrainingPictures(folder, int(content["total"]), pictures[:MOST_TRAINING])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None

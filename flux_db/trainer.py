@@ -18,11 +18,13 @@ from flux_db import __version__, changes, checkpoint, export, lora, run_state, s
 from flux_db.atomic import write_file
 from flux_db.batches import BatchSource, dataset_of, prefetch
 from flux_db.build import Training
+from flux_db.cli import lasting_flags
 from flux_db.config import Config, to_flat_dict, with_defaults
 from flux_db.console import say, stage
 from flux_db.html_report import write_report
 from flux_db.interrupt import StopRequest, resume_command
 from flux_db.report import Metrics, Reporter
+from flux_db.run_files import CONFIG_NAME
 from flux_db.runtime import Runtime
 from flux_db.state import Progress
 from flux_db.validate import Validator
@@ -278,7 +280,8 @@ class Trainer:
         self.reporter.close()
         if self.runtime.is_main:
             say(f"Stopped after step {self.progress.step}; saved as {self.last_checkpoint}. To go on:")
-            say("  " + resume_command(sys.argv))
+            flags = lasting_flags(sys.argv[1:], lambda: self.output / CONFIG_NAME)
+            say("  " + resume_command([sys.argv[0], *flags]))
         # the launcher ends all processes as soon as one has ended: not before the first has told everything
         self.runtime.barrier()
 

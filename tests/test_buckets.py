@@ -122,6 +122,17 @@ def test_a_batch_does_not_hold_a_picture_twice_if_there_are_enough():
     assert all(len(set(row)) == 4 for batches in epochs_of(order, 6) for row in batches)
 
 
+@pytest.mark.parametrize("sizes", [(8, 12), (1, 6), (5, 7, 3)])
+def test_how_often_each_is_drawn_is_counted_without_drawing(sizes):
+    order = make(sizes, 4)
+    drawn = np.zeros(sum(sizes), int)
+    for step in range(40):
+        assert order.counts(step).tolist() == drawn.tolist()
+        for position in range(step * 4, step * 4 + 4):
+            drawn[order.item(position)] += 1
+    assert order.counts(10**7).sum() == 4 * 10**7
+
+
 def test_one_size_is_the_plain_stream():
     order = make((7,), 4)
     assert [order.item(k) for k in range(50)] == [stream.item(3, k, 7) for k in range(50)]

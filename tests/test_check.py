@@ -5,12 +5,12 @@ import io
 import os
 import struct
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import program
 import pytest
 from PIL import Image
-from program import SCRIPT
 from test_images import MODES, cut, noise, png, save
 
 from flux_db import check, contact_sheet, plan
@@ -74,8 +74,22 @@ def text(path):
     path.write_text("not a picture")
 
 
-def dangling(path):
-    path.symlink_to("nowhere.png")
+def link(target):
+    return lambda path: path.symlink_to(target)
+
+
+def sparse(path):
+    """Two GiB of nothing."""
+    with path.open("wb") as file:
+        file.truncate(2**31)
+
+
+def caption_that_is(make):
+    def both(path):
+        textured(path)
+        make(path.with_suffix(".txt"))
+
+    return both
 
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200)
@@ -104,7 +118,15 @@ AWKWARD = [
     ("x" * 240 + ".png", textured, FINE, "64,48"),
     ("a folder.jpg/inside.png", textured, FINE, "64,48"),
     ("-rf.png", textured, FINE, "64,48"),
-    ("dangling.png", dangling, REFUSED, "cannot be read (No such file or directory)"),
+    ("\x1b[2Jclear.png", textured, FINE, "64,48"),
+    ("\u202egnp.gnp.png", textured, FINE, "64,48"),
+    ('=HYPERLINK("x").png', textured, FINE, "64,48"),
+    ("dangling.png", link("nowhere.png"), REFUSED, "cannot be read (No such file or directory)"),
+    ("loop.png", link("loop.png"), REFUSED, "cannot be read (Too many levels of symbolic links)"),
+    # no files at all
+    ("pipe.png", os.mkfifo, REFUSED, "cannot be read (is a pipe, not a file)"),
+    ("device.png", link("/dev/zero"), REFUSED, "cannot be read (is a device, not a file)"),
+    ("sparse.png", sparse, REFUSED, "whatever its name says"),
     (".hidden.png", textured, None, ""),
     # damaged
     ("zero_bytes.jpg", lambda p: p.write_bytes(b""), REFUSED, "the file is empty"),
@@ -125,6 +147,13 @@ AWKWARD = [
     ("captioned.png", with_caption(b"\xef\xbb\xbfa dog,\r\n on a bench \n"), FINE, 'a dog, on a bench"'),
     ("empty_caption.png", with_caption(b" \n"), FINE, "empty caption in"),
     ("latin_caption.png", with_caption("Zürich".encode("latin-1")), REFUSED, "not UTF-8 text"),
+    ("nul_caption.png", with_caption(b"a dog\0"), REFUSED, "has a NUL character in it"),
+    ("pipe_caption.png", caption_that_is(os.mkfifo), REFUSED, "cannot be read (is a pipe, not a file)"),
+    ("device_caption.png", caption_that_is(link("/dev/zero")), REFUSED, "cannot be read (is a device, not a file)"),
+    ("sparse_caption.png", caption_that_is(sparse), REFUSED, "cannot be read (has more than 1 MiB"),
+    ("folder_caption.png", caption_that_is(Path.mkdir), FINE, "a photo of sks dog"),
+    ("formula_caption.png", with_caption(b"=cmd|' /C calc'!A0"), FINE, "'=cmd|' /C calc'!A0"),
+    ("escaped_caption.png", with_caption(b"a \x1b]0;title\x07 dog"), FINE, r"a \x1b]0;title\x07 dog"),
     # duplicates: of dog_a.png
     ("dog_a.png", dog, FINE, "96,96"),
     ("dog_b.png", dog, FINE, "the same picture as dog_a.png"),
@@ -139,7 +168,20 @@ AWKWARD = [
     ("Thumbs.db", text, IGNORED, ""),
     ("no_extension", text, IGNORED, ""),
     ("dog_a.mask.png", textured, REFUSED, "is not the shape of its picture"),
+    ("dog_b.mask.png", os.mkfifo, REFUSED, "cannot be read (is a pipe, not a file)"),
+    ("dog_c.mask.png", link("/dev/zero"), REFUSED, "cannot be read (is a device, not a file)"),
 ]
+
+
+# What stands for a name in the table, if it is not the name itself.
+SHOWN = {
+    "-rf.png": "'-rf.png",
+    '=HYPERLINK("x").png': '\'=HYPERLINK("x").png',
+    "line\nbreak.png": r"line\nbreak.png",
+    "\x1b[2Jclear.png": r"\x1b[2Jclear.png",
+    "\u202egnp.gnp.png": r"\u202egnp.gnp.png",
+    os.fsdecode(b"no_text_\xff.png"): r"no_text_\udcff.png",
+}
 
 
 def command(*flags, script=("-m", "flux_db", "check")):
@@ -161,7 +203,7 @@ def awkward(world, tmp_path_factory):
         (folder / name).parent.mkdir(exist_ok=True)
         make(folder / name)
     done = command(*flags(world, base / "out", folder))
-    with open(base / "out" / check.TABLE_NAME, encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with open(base / "out" / check.TABLE_NAME, encoding="utf-8", newline="") as file:
         table = {row["file_name"]: row for row in csv.DictReader(file)}
     return folder, done, table
 
@@ -175,18 +217,17 @@ def test_there_are_enough_awkward_files():
 )
 def test_awkward_file(awkward, name, outcome, part):
     folder, done, table = awkward
-    shown = f"{folder / name}".encode("utf-8", "backslashreplace").decode()
-    problems = [line for line in done.stderr.splitlines() if line.startswith(f"- --instance_data_dir: {shown}:")]
-    if outcome == REFUSED and name != "latin_caption.png":
-        (problem,) = problems
-        assert part in problem and name not in table
-    elif outcome == REFUSED:
-        assert any(part in line and "latin_caption.txt" in line for line in done.stderr.splitlines())
-    else:
-        assert not problems
-        assert (name in table) == (outcome == FINE)
+    shown = SHOWN.get(name, name).removeprefix("'")
+    # a picture whose caption cannot be read is itself fine
+    of_caption = outcome == REFUSED and name.endswith("_caption.png")
+    blamed = f"- --instance_data_dir: {folder / shown}:"
+    blamed = blamed.replace("_caption.png", "_caption.txt") if of_caption else blamed
+    problems = [line for line in done.stderr.splitlines() if line.startswith(blamed)]
+    assert len(problems) == (outcome == REFUSED)
+    assert all(part in problem for problem in problems)
+    assert (SHOWN.get(name, name) in table) == (outcome == FINE or of_caption)
     if outcome == FINE:
-        row = table[name]
+        row = table[SHOWN.get(name, name)]
         line = ",".join(row.values()) if '"' not in part else f'{row["caption"]}"'
         assert part in line
 
@@ -196,8 +237,9 @@ def test_awkward_folder_as_a_whole(awkward):
     outcomes = [outcome for _, _, outcome, _ in AWKWARD]
     assert done.returncode == 2
     assert "Traceback" not in done.stdout + done.stderr
-    # a picture whose caption cannot be read is itself fine
-    assert len(table) == outcomes.count(FINE) + 1
+    assert "\x1b" not in done.stdout + done.stderr and "\u202e" not in done.stdout + done.stderr
+    captions = [name for name, _, outcome, _ in AWKWARD if outcome == REFUSED and name.endswith("_caption.png")]
+    assert len(table) == outcomes.count(FINE) + len(captions)
     assert f"error: {outcomes.count(REFUSED)} problems" in done.stderr
     assert f"other files, left alone: {outcomes.count(IGNORED)}\n" in done.stdout
     assert "exact duplicates 1" in done.stdout and "near duplicates" in done.stdout
@@ -220,7 +262,7 @@ def test_the_plan_of_a_run(world, tmp_path):
     ):  # fmt: skip
         assert part in done.stdout, done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["contact_sheet.png", "pictures.csv"]
-    dry = command(*words, "--dry_run", script=[str(SCRIPT)])
+    dry = command(*words, "--dry_run", script=[str(program.SCRIPT)])
     assert (dry.returncode, dry.stdout, dry.stderr) == (0, done.stdout, "")
 
 
@@ -260,8 +302,8 @@ def test_all_problems_at_once_and_no_report_of_a_faulty_run(world, tmp_path):
     (tmp_path / "pictures" / "empty.jpg").write_bytes(b"")
     save(tmp_path / "pictures" / "good.jpg")
     wrong = ["--rank=0", "--learning_rat=1", "--alpha_background=blurple", "--pretrained_model_name_or_path=./nowhere"]
-    for script in (("-m", "flux_db", "check"), (str(SCRIPT),)):
-        extra = ["--dry_run"] if script[0] == str(SCRIPT) else []
+    for script in (("-m", "flux_db", "check"), (str(program.SCRIPT),)):
+        extra = ["--dry_run"] if script[0] == str(program.SCRIPT) else []
         done = command(*flags(world, tmp_path / "out", tmp_path / "pictures", *wrong, *extra), script=script)
         assert (done.returncode, done.stdout) == (2, "")
         for part in ("error: 5 problems", "empty.jpg", "--rank 0", "--learning_rat", "blurple", "./nowhere"):

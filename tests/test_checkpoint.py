@@ -694,6 +694,28 @@ def test_a_child_does_not_hold_the_lock_of_its_dead_parent(tmp_path, how):
         os.kill(child, signal.SIGKILL)
 
 
+def test_the_lock_is_not_taken_through_a_link(tmp_path):
+    """Once this emptied the file elsewhere."""
+    (tmp_path / "precious").write_text("my thesis")
+    for target in (tmp_path / "precious", tmp_path / "new"):
+        output = tmp_path / f"out-{target.name}"
+        output.mkdir()
+        (output / ".lock").symlink_to(target)
+        with pytest.raises(UserError, match=r"its \.lock is a link; remove that"), OutputLock(output):
+            pass
+    assert (tmp_path / "precious").read_text() == "my thesis" and not (tmp_path / "new").exists()
+
+
+def test_the_lock_is_a_file(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(UserError, match=r"its \.lock is not a file; remove that"), OutputLock(tmp_path):
+        pass
+    os.unlink(tmp_path / ".lock")
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UserError, match="cannot be written: Is a directory"), OutputLock(tmp_path):
+        pass
+
+
 def test_the_lock_ends_with_its_block_also_by_an_error(tmp_path):
     with pytest.raises(RuntimeError), OutputLock(tmp_path):
         raise RuntimeError

@@ -300,7 +300,7 @@ def test_no_flag_both_works_and_is_refused():
         (["--rank"], "--rank: needs a value; one that starts with a dash is written with =, as in --flag=-x"),
         (["--rank", "1.5"], "--rank: expects a whole number, not '1.5'"),
         (["--learning_rate", "fast"], "--learning_rate: expects a number, not 'fast'"),
-        (["--learning_rate", "nan"], "--learning_rate: expects a number, not 'nan'"),
+        (["--learning_rate", "nan"], "--learning_rate: expects a finite number, not 'nan'"),
         (["--device", "TPU"], "--device: expects one of auto, Ascend, CPU, not TPU"),
         (
             ["--report_to", "wandbb"],
@@ -371,7 +371,7 @@ def test_more_checks_can_be_told_together_with_the_rest():
     with pytest.raises(UserError) as caught:
         parse_config([*REQUIRED, "--rank", "0"], checks=(check, check_files))
     assert caught.value.problems == [
-        "--rank 0: must be at least 1",
+        "--rank 0: must be from 1 to 4096",
         "--instance_data_dir pictures: no such folder; check the path",
     ]
 
@@ -393,19 +393,19 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--rank=0"], "--rank 0: must be at least 1"),
-        (["--max_train_steps=0"], "--max_train_steps 0: must be at least 1"),
-        (["--validation_steps=0"], "--validation_steps 0: must be at least 1"),
-        (["--prior_loss_weight=-1"], "--prior_loss_weight -1.0: must be 0 or more"),
-        (["--learning_rate=0"], "--learning_rate 0.0: must be above 0"),
-        (["--logit_std=0"], "--logit_std 0.0: must be above 0"),
+        (["--rank=0"], "--rank 0: must be from 1 to 4096"),
+        (["--max_train_steps=0"], "--max_train_steps 0: must be from 1 to 10000000"),
+        (["--validation_steps=0"], "--validation_steps 0: must be from 1 to 1000000000"),
+        (["--prior_loss_weight=-1"], "--prior_loss_weight -1.0: must be from 0 to 1000000"),
+        (["--learning_rate=0"], "--learning_rate 0.0: must be above 0, up to 1000"),
+        (["--logit_std=0"], "--logit_std 0.0: must be above 0, up to 1000"),
         (["--lora_dropout=1"], "--lora_dropout 1.0: must be 0 or more and below 1"),
         (["--adam_beta2=1"], "--adam_beta2 1.0: must be 0 or more and below 1"),
         (["--max_sequence_length=513"], "--max_sequence_length 513: must be from 1 to 512"),
         (["--seed=-1"], "--seed -1: must be from 0 to 4294967295"),
         (["--mode_scale=2"], "--mode_scale 2.0: must be from -1 to 1.75"),
-        (["--resolution=500"], "--resolution 500: must be a multiple of 16"),
-        (["--resolution=0"], "--resolution 0: must be a multiple of 16"),
+        (["--resolution=500"], "--resolution 500: must be a multiple of 16, up to 4096"),
+        (["--resolution=0"], "--resolution 0: must be a multiple of 16, up to 4096"),
         (["--instance_prompt= "], "--instance_prompt is empty: give it a value or leave it out"),
         (["--validation_prompt="], "--validation_prompt is empty: give it a value or leave it out"),
         (
@@ -418,7 +418,8 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
         ),
         (
             ["--with_prior_preservation", "--class_data_dir=./pictures", "--class_prompt=a dog"],
-            "--class_data_dir ./pictures: must be another folder than --instance_data_dir",
+            "--class_data_dir ./pictures: is the same folder as --instance_data_dir pictures, and each takes all"
+            " pictures below it; choose folders apart",
         ),
         (
             ["--lr_warmup_steps=5"],
@@ -438,7 +439,7 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
         ),
         (["--caption_dropout=1.5"], "--caption_dropout 1.5: must be from 0 to 1"),
         (["--unmasked_weight=-0.1"], "--unmasked_weight -0.1: must be from 0 to 1"),
-        (["--max_buckets=0"], "--max_buckets 0: must be at least 1"),
+        (["--max_buckets=0"], "--max_buckets 0: must be from 1 to 64"),
         (
             ["--cache_crops=2", "--center_crop"],
             "--cache_crops 2: --center_crop has only one; leave one of them out",
@@ -449,7 +450,8 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
         ),
         (
             ["--mask_dir=./pictures/masks"],
-            "--mask_dir ./pictures/masks: lies in --instance_data_dir, where every picture is trained on; move it out",
+            "--mask_dir ./pictures/masks: lies in --instance_data_dir pictures, where every picture is used; choose a"
+            " folder outside of it",
         ),
         (
             ["--aspect_ratio_buckets=5x7"],

@@ -180,3 +180,28 @@ def test_without_the_package_the_error_says_what_to_install(world, tmp_path, mon
     (problem,) = problems(config(world, tmp_path, "owner/name"))
     assert problem.startswith("--dataset_name owner/name: needs the package datasets")
     assert 'pip install -e ".[datasets]"' in problem
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (os.mkfifo, "is not a file; take it out of the dataset"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a file; take it out of the dataset"),
+        (lambda path: path.symlink_to("nowhere"), "cannot be read (No such file or directory)"),
+    ],
+    ids=["pipe", "device", "dangling"],
+)
+def test_what_is_no_file_in_a_local_dataset_is_named(world, tmp_path, make, problem):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").write_bytes(picture(0))
+    make(tmp_path / "data" / "metadata.csv")
+    with pytest.raises(UserError) as caught:
+        read_dataset(config(world, tmp_path, tmp_path / "data"))
+    assert caught.value.problems == [f"--dataset_name: {tmp_path / 'data' / 'metadata.csv'} {problem}"]
+
+
+def test_a_row_that_names_a_device_has_no_picture(world, datasets, tmp_path):
+    rows = {"image": [{"bytes": None, "path": "/dev/zero"}], "text": ["a dog"], "number": [1]}
+    datasets.Dataset.from_dict(rows, features=features()).to_parquet(tmp_path / "data" / "a.parquet")
+    with pytest.raises(UserError, match="row 0 has no picture"):
+        read_dataset(config(world, tmp_path, tmp_path / "data"))

@@ -1,6 +1,8 @@
 """The model card, and the upload with the real client to a hub on this machine."""
 
+import ast
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -95,6 +97,38 @@ def test_the_code_in_the_card_is_code(output):
     assert len(blocks) == 2
     for block in blocks:
         compile(block.split("```")[0], "card", "exec")
+
+
+def test_texts_of_others_stay_texts_in_the_card(output):
+    """A prompt that would be Markdown, HTML, an end of the header or of the code, or a row of the table."""
+    hostile = "sks](https://x.y) <script>x</script>\n---\nlicense: mit\n```\n# head | `code` \x1b[2J \u202e !dog"
+    config = config_of(output, instance_prompt=hostile, lora_layers=f"a|b,{hostile}")
+    sample_files.write(output / "samples/step-00060/00.png", Image.new("RGB", (8, 8)), prompt=hostile, number=0, seed=1)
+    text = card.card(config, FACTS)
+    assert not {"\x1b", "\u202e"} & set(text)
+    header = yaml.safe_load(text.split("\n---\n")[0].removeprefix("---"))
+    assert header["license"] == "other" and "license: mit" in header["instance_prompt"]
+    assert header == ModelCard(text).data.to_dict()
+    body = text.split("\n---\n")[1]
+    outside = re.sub(r"```python\n.*?\n```", "", body, flags=re.DOTALL)
+    outside = re.sub(r"`[^`\n]*`", "", outside)
+    assert "](https://x.y" not in outside and "<script>" not in outside
+    assert [line for line in outside.splitlines() if line.startswith("#")] == [
+        "# FLUX.1 LoRA: ", "## Samples", "## Use it", "## Settings",
+    ]  # fmt: skip
+    assert all(line.count("|") == 3 for line in outside.splitlines() if line.startswith("|"))
+    for block in body.split("```python\n")[1:]:
+        code = ast.parse(block.split("\n```")[0])
+        prompts = [node.value for node in ast.walk(code) if isinstance(node, ast.Constant)]
+        assert hostile in prompts, "the code draws with the very prompt"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_readme_that_is_no_file_stays(output, make):
+    make(output / "README.md")
+    before = os.lstat(output / "README.md").st_ino
+    card.write_card(config_of(output), FACTS)
+    assert os.lstat(output / "README.md").st_ino == before
 
 
 @pytest.mark.parametrize(

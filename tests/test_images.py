@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import struct
+import subprocess
 import unicodedata
 import warnings
 import zlib
@@ -269,14 +270,80 @@ def test_every_bad_metadata_line_is_named(tmp_path):
         ("", "line 1: needs the columns file_name and text (or prompt), has "),
         ("file_name,text\na.jpg,x\n,y\n", "line 3: no file_name"),
         ("file_name,text\nz.jpg,x\n", "line 2: there is no picture z.jpg in "),
+        ('file_name,text\na.jpg,x\na.jpg,"never closed\na.jpg,y\na.jpg,z\n', "line 3: this row is not CSV (unexpected"),
+        ('file_name,text\na.jpg,"one\na.jpg,"two"\n', "line 2: this row is not CSV ("),
+        ('file_name,"text\na.jpg,x\n', "line 1: this row is not CSV ("),
+        ('file_name,text\na.jpg,"' + "x\n" * 10**5, "line 2: this row is not CSV (field larger"),
+        ("file_name,text\na.jpg,a dog, sitting\n", "line 2: has more columns than the first line; put a text with"),
+        ("file_name,text\na.jpg,a\0b\n", "line 2: "),
     ],
-    ids=["no file_name column", "semicolons", "empty", "no name", "no such file"],
+    ids=[
+        *("no file_name column", "semicolons", "empty", "no name", "no such file", "open quote", "closed by another"),
+        *("open quote in the first line", "long", "commas", "nul"),
+    ],
 )
 def test_bad_csv(tmp_path, text, problem):
     save(tmp_path / "a.jpg")
     (tmp_path / "metadata.csv").write_text(text)
     (found,) = find_pictures(tmp_path).problems
     assert found.startswith(f"{tmp_path / 'metadata.csv'}, {problem}")
+
+
+def test_a_quoted_caption_may_have_commas_and_line_breaks(tmp_path):
+    for name in ("a.jpg", "b.jpg"):
+        save(tmp_path / name)
+    (tmp_path / "metadata.csv").write_text('file_name,text\na.jpg,"a ""big"" dog,\nsitting"\nb.jpg,5" tall,\n')
+    found = find_pictures(tmp_path)
+    assert (captions(found), found.problems) == ({"a.jpg": 'a "big" dog, sitting', "b.jpg": '5" tall'}, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"file_name": "a.jpg", "text": "\\ud800"}', "text has something in it that is no character"),
+        ('{"file_name": "a.jpg", "text": "\\u0000"}', "text has a NUL character in it"),
+        ("[" * 10**5, "not a JSON object"),
+        ('{"file_name": "a.jpg", "text": ' + "9" * 5000 + "}", "not a JSON object"),
+        ('{"file_name": "a.jpg", "text": [' + "1," * 10**5 + "1]}", "text is not a text: [1, 1, 1, 1, 1, 1, ...]"),
+    ],
+    ids=["surrogate", "nul", "deep", "digits", "list"],
+)
+def test_hostile_metadata(tmp_path, line, problem):
+    save(tmp_path / "a.jpg")
+    (tmp_path / "metadata.jsonl").write_text(line)
+    (found,) = find_pictures(tmp_path).problems
+    assert found.startswith(f"{tmp_path / 'metadata.jsonl'}, line 1: {problem}")
+
+
+def test_of_very_many_problems_the_first_are_named(tmp_path):
+    save(tmp_path / "a.jpg")
+    (tmp_path / "metadata.jsonl").write_text("x\n" * 10**6)
+    problems = find_pictures(tmp_path).problems
+    assert len(problems) == 101
+    assert problems[-1] == f"{tmp_path / 'metadata.jsonl'}: has more problems; mend these first"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_metadata_that_is_no_file(tmp_path, make):
+    save(tmp_path / "a.jpg")
+    make(tmp_path / "metadata.csv")
+    (found,) = find_pictures(tmp_path).problems
+    assert found.startswith(f"{tmp_path / 'metadata.csv'}: cannot be read (is a ")
+
+
+def test_folders_nested_too_deeply_and_names_too_long(tmp_path):
+    before = os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        for _ in range(2000):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(before)
+    (found,) = find_pictures(tmp_path).problems
+    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # shutil.rmtree, which pytest uses, would give up
+    assert found == f"{tmp_path}: has folders nested too deeply"
+    assert find_pictures(tmp_path / ("x" * 5000)).problems[0].endswith(": no such folder")
 
 
 def test_null_and_missing_metadata_texts_are_empty_captions(tmp_path):

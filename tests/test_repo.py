@@ -26,10 +26,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-console files
+console files plain_yaml
 errors atomic stream buckets flow cpu_ops likeness lora_names base_model expected_weights charts html_page
 config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
-hub_token child lora_settings part_weights
+hub_token child lora_settings part_weights folders
 model_files images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
 preflight masks
 cli dataset contact_sheet models lora sharding train_step report export lora_convert hub

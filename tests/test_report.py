@@ -1,6 +1,7 @@
 """What a run shows: curves, sheet of samples, report.html, the comparison of runs, trackers."""
 
 import json
+import os
 import re
 import sys
 import types
@@ -18,7 +19,7 @@ from flux_db.errors import UserError
 from flux_db.preflight import check_files
 from flux_db.report import Metrics, Reporter
 from flux_db.run_files import read_run
-from flux_db.run_state import write_run_state
+from flux_db.run_state import RunState, write_run_state
 
 NASTY = '<script>alert("1")</script> & "quotes"'
 
@@ -39,6 +40,16 @@ def write_round(output, step, prompts=("a dog",), numbers=2, side=32):
     for i, (prompt, number) in enumerate(pairs):
         picture = noise_picture(side, step + i)
         sample_files.write(folder / f"{i:02d}.png", picture, prompt=prompt, number=number, seed=42)
+
+
+def replace(path, make):
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+def text(content):
+    return lambda path: path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
 def write_run(output, *, steps=30, rounds=(0, 15, 30), prompt="a dog", **settings):
@@ -282,6 +293,47 @@ def test_comparison_of_runs(tmp_path, capsys):
     assert "a/run" in text and "b/run" in text and "no samples" in text
     table = text[text.index("Settings that differ") :]
     assert all(words in table for words in ("learning_<wbr>rate", "1e-4", "0.001")) and "resolution" not in table
+
+
+HOSTILE_ROWS = [
+    {"step": "x", "loss": 1}, {"loss": 1}, {"step": 1e308, "loss": 1e308}, {"step": -1, "loss": -1e29},
+    {"step": 2, "loss": 1e29}, {"step": 3, "loss": 5e-324}, {"step": 4, "loss": float("nan"), "skipped": "<u>"},
+    {"step": True, "loss": []}, {"step": 5, "loss": {}, "seconds": -1, "memory_mb": -5, "device_memory_mb": 1e-29},
+]  # fmt: skip
+HOSTILE = {
+    "rows": (
+        "metrics.jsonl",
+        text("\n".join([*map(json.dumps, HOSTILE_ROWS), "[" * 10**5, '{"step": 1' + "0" * 5000])),
+    ),
+    "metrics pipe": ("metrics.jsonl", os.mkfifo),
+    "metrics device": ("metrics.jsonl", lambda path: path.symlink_to("/dev/zero")),
+    "state": ("train_state.json", text({key: ["<u>"] for key in RunState.__annotations__})),
+    "deep state": ("train_state.json", text("[" * 10**5)),
+    "state pipe": ("train_state.json", os.mkfifo),
+    "keys": ("config.yaml", text("1: 2\nnull: 3\ntrue: 4\nrank: {a: [1]}\nmax_train_steps: {}\n")),
+    "values": (
+        "config.yaml",
+        text("trigger_word: 7\ninstance_prompt: '{trigger}'\nvalidation_prompt: <u>\n"),
+    ),
+    "characters": ("config.yaml", text(f'instance_prompt: "\\ud800\\x1b[2J"\noutput_dir: "{"a" * 5000}/\\0"')),
+    "config pipe": ("config.yaml", os.mkfifo),
+    "sample pipe": ("samples/step-00030/99.png", os.mkfifo),
+    "sample device": ("samples/step-00030/99.png", lambda path: path.symlink_to("/dev/zero")),
+    "sample step": ("samples/step-\u00b2/00.png", text("")),
+    "index": ("report/training_pictures.json", text({"total": 1e308, "pictures": [{"file": "../x", "name": 7}]})),
+    "deep index": ("report/training_pictures.json", text("[" * 10**5)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_report_of_hostile_files_is_a_report_without_them(tmp_path, name):
+    output = write_run(tmp_path / "run\udcff", rounds=(30,))
+    file, make = HOSTILE[name]
+    replace(output / file, make)
+    page = html_report.render(read_run(output))
+    page.encode()
+    Balanced(page)
+    assert "<u>" not in page and "\x1b" not in page and r"run\udcff" in page
 
 
 # --- trackers ----------------------------------------------------------------------------------------------------

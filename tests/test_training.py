@@ -69,10 +69,11 @@ def test_a_resumed_run_and_a_validated_run_end_in_the_same_bytes(long_run, world
         shutil.rmtree(again / path)
     (again / "pytorch_lora_weights.safetensors").unlink()
     (tmp_path / "prompts.txt").write_text("\n# comment\na photo of sks dog\n")
+    shutil.copytree(world.pictures, tmp_path / "held")
     config = resumed(
         long_run, again, resume_from_checkpoint="latest", validation_prompts_file=str(tmp_path / "prompts.txt"),
         num_validation_images=2, validation_steps=3, validation_inference_steps=2, validation_size="32x48",
-        validation_data_dir=str(world.pictures), keep_best=True, report_to=["tensorboard"],
+        validation_data_dir=str(tmp_path / "held"), keep_best=True, report_to=["tensorboard"],
     )  # fmt: skip
     assert train(config) == 0
     assert lora_bytes(again) == lora_bytes(output)

@@ -137,8 +137,8 @@ def test_validation_is_due_with_prompts_or_pictures(tmp_path):
     ("changes", "problem"),
     [
         ({"validation_size": "64"}, "--validation_size 64: expects height x width in pixels, such as 768x512"),
-        ({"validation_size": "64x40"}, "--validation_size 64x40: both sides must be multiples of 16"),
-        ({"validation_size": "0x16"}, "--validation_size 0x16: both sides must be multiples of 16"),
+        ({"validation_size": "64x40"}, "--validation_size 64x40: both sides must be multiples of 16, up to 4096"),
+        ({"validation_size": "0x16"}, "--validation_size 0x16: both sides must be multiples of 16, up to 4096"),
         ({"validation_share": 1.0}, "--validation_share 1.0: must be 0 or more and below 1"),
         ({"keep_best": True}, "--keep_best: needs --validation_data_dir or --validation_share to measure what is best"),
         (
@@ -147,8 +147,8 @@ def test_validation_is_due_with_prompts_or_pictures(tmp_path):
         ),
         (
             {"validation_data_dir": "d"},
-            "--validation_data_dir d: must be another folder than --instance_data_dir; --validation_share holds out "
-            "some of its pictures",
+            "--validation_data_dir d: is the same folder as --instance_data_dir d, and each takes all pictures below"
+            " it; choose folders apart",
         ),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_folder_of_its_own_leaves_the_training_alone(pictures, tmp_path):
     (other / "dog_00.txt").write_text("a caption")
     shutil.copy(pictures / "dog_05.png", other)
     plain, _ = read_dataset(config(tmp_path, instance_data_dir=str(pictures)))
-    settings = config(tmp_path, instance_data_dir=str(pictures), validation_data_dir=str(other))
+    settings = config(tmp_path / "out", instance_data_dir=str(pictures), validation_data_dir=str(other))
     dataset, warnings = read_dataset(settings)
     assert dataset.samples == plain.samples and dataset.fingerprint() == plain.fingerprint()
     assert [sample.prompt for sample in dataset.held_out] == ["a caption", "dog", "dog"]
