@@ -169,6 +169,10 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 
 
 def main(argv: list[str]) -> int:
+    return run_guarded(lambda: _run(argv))
+
+
+def _run(argv: list[str]) -> int | None:
     default_signals()
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m flux_db COMMAND [flags]\n\ncommands (each has --help):")
@@ -177,7 +181,8 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"error: no such command: {argv[0]}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return run_guarded(lambda: hide_token() or COMMANDS[argv[0]](argv[1:]))
+    hide_token()
+    return COMMANDS[argv[0]](argv[1:])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from flux_db.atomic import write_file
 from flux_db.base_model import base_model_name, is_hub_name, licence
 from flux_db.config import Config, instance_prompt
 from flux_db.console import say
+from flux_db.errors import describe
 
 FILE_NAME = "README.md"
 # By it a card is known as this program's own, which a later run may replace.
@@ -24,13 +25,13 @@ TAGS = ["text-to-image", "diffusers", "lora", "flux", "dreambooth", "mindspore",
 def write_card(config: Config, facts: export.Facts) -> None:
     """Write the card; one that was written by somebody else stays."""
     path = Path(config.output.output_dir, FILE_NAME)
-    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
-        say(f"{path} was not written by this program and stays as it is")
-        return
     try:
+        if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+            say(f"{path} was not written by this program and stays as it is")
+            return
         write_file(path, card(config, facts).encode())
     except OSError as problem:  # the LoRA is safe, and the upload need not fail for this
-        say(f"warning: {path} could not be written: {problem}")
+        say(f"warning: the model card was not written: {describe(problem)}; the LoRA file is complete")
 
 
 def card(config: Config, facts: export.Facts) -> str:

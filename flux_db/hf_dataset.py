@@ -21,7 +21,7 @@ from tqdm import tqdm
 from flux_db.atomic import write_folder
 from flux_db.config import Config, cache_path
 from flux_db.console import say
-from flux_db.errors import UserError, did_you_mean
+from flux_db.errors import RunError, UserError, describe, did_you_mean, is_full
 
 SCHEMA = 1
 
@@ -46,7 +46,8 @@ def export(config: Config) -> Path:
         write_folder(folder, _files(rows, config))
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was first, with the same pictures
-            raise UserError(f"--dataset_name: {folder} cannot be written ({error.strerror or error})") from error
+            failure = RunError if is_full(error) else UserError
+            raise failure(f"--dataset_name: the pictures cannot be copied: {describe(error)}") from error
     return folder
 
 

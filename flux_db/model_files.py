@@ -69,7 +69,7 @@ def fingerprint(folder: Path, parts: Iterable[str]) -> str:
 
 def read_config(folder: Path, part: str) -> dict[str, Any]:
     name = "scheduler_config.json" if part == "scheduler" else "config.json"
-    return json.loads((folder / part / name).read_text())
+    return json.loads((folder / part / name).read_text(encoding="utf-8"))
 
 
 def check_model(folder: Path, config: Config) -> list[str]:

@@ -16,7 +16,7 @@ from flux_db.config import Config
 from flux_db.console import say
 from flux_db.dataset import Dataset, lacks_class_images, read_dataset
 from flux_db.encode import Cache
-from flux_db.errors import UserError
+from flux_db.errors import RunError, UserError
 from flux_db.model_files import check_model, locate
 
 CONFIG_NAME = "config.yaml"
@@ -89,10 +89,11 @@ def _encode(config: Config, cache: Cache, work: encode.Work) -> None:
 def _run(command: str, config: Config) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, CONFIG_NAME)
-        path.write_text(to_yaml(config))
+        path.write_text(to_yaml(config), encoding="utf-8")
         result = subprocess.run([sys.executable, "-m", "flux_db", command, "--config", str(path)], check=False)
     if result.returncode:
-        raise UserError(f"the {command} stage failed with exit code {result.returncode}; its messages stand above")
+        failure = UserError if result.returncode == 2 else RunError
+        raise failure(f"the {command} stage failed with exit code {result.returncode}; its messages stand above")
 
 
 def encode_all(config: Config) -> None:

@@ -26,8 +26,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-console files
-errors atomic stream buckets flow cpu_ops likeness lora_names base_model charts html_page
+streams console files
+errors atomic line_file stream buckets flow cpu_ops likeness lora_names base_model charts html_page
 config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
 hub_token model_files
 preflight images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
