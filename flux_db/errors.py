@@ -61,6 +61,7 @@ def run_guarded(main: Callable[[], int | None], *, prints_results: bool = True) 
 
 def _ending(main: Callable[[], int | None]) -> int:
     try:
+        _demand_current_folder()
         return main() or 0
     except UserError as error:
         several = "" if len(error.problems) == 1 else f"{len(error.problems)} problems\n"
@@ -79,6 +80,14 @@ def _ending(main: Callable[[], int | None]) -> int:
     return 1
 
 
+def _demand_current_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        # MindSpore does not even start there
+        raise UserError(f"the current folder is gone ({error.strerror}): change to one that exists") from error
+
+
 def leave_behind(name: str) -> None:
     """End the program without the last words of a library that is stuck: Python would wait for it."""
     _left_behind.append(name)
@@ -95,6 +104,12 @@ def describe(error: BaseException) -> str:
 
 def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in DISK_FULL
+
+
+def unwritable(what: str, error: OSError) -> UserError:
+    """The error to raise for what cannot be written: the user's mistake, unless the disk is full."""
+    reason = error.strerror or " ".join(str(error).split())
+    return RunError(f"{what}: {reason}; make room") if is_full(error) else UserError(f"{what}: {reason}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

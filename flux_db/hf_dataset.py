@@ -21,7 +21,7 @@ from tqdm import tqdm
 from flux_db.atomic import write_folder
 from flux_db.config import Config, cache_path
 from flux_db.console import say
-from flux_db.errors import RunError, UserError, describe, did_you_mean, is_full
+from flux_db.errors import UserError, did_you_mean, unwritable
 
 SCHEMA = 1
 
@@ -46,8 +46,7 @@ def export(config: Config) -> Path:
         write_folder(folder, _files(rows, config))
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was first, with the same pictures
-            failure = RunError if is_full(error) else UserError
-            raise failure(f"--dataset_name: the pictures cannot be copied: {describe(error)}") from error
+            raise unwritable(f"--dataset_name: {folder} cannot be written", error) from error
     return folder
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from flux_db.console import say
-from flux_db.errors import UserError
+from flux_db.errors import UserError, unwritable
 
 LOCK_FILE = ".lock"
 
@@ -70,7 +70,7 @@ class OutputLock:
             self.output_dir.mkdir(parents=True, exist_ok=True)
             return os.open(self.output_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise UserError(f"--output_dir {self.output_dir}: cannot be written: {error.strerror}") from error
+            raise unwritable(f"--output_dir {self.output_dir}: cannot be written", error) from error
 
     def _lock(self, descriptor: int) -> None:
         try:

@@ -14,7 +14,7 @@ from flux_db import buckets
 from flux_db.buckets import PIXELS_PER_TOKEN
 from flux_db.config import Config, LoraConfig, ModelConfig, validation_size
 from flux_db.console import stage
-from flux_db.errors import UserError, did_you_mean
+from flux_db.errors import UserError, did_you_mean, is_full
 from flux_db.weight_file import Entry, open_weights
 
 # How the stand-in for a large file begins in a git clone made without LFS.
@@ -45,6 +45,8 @@ def locate(config: ModelConfig) -> Path:
                 )
             )
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
+            if is_full(problem):
+                raise
             raise UserError(
                 f"--pretrained_model_name_or_path {config.pretrained_model_name_or_path}: is not a folder here, and "
                 f"cannot be fetched from the hub ({type(problem).__name__}); give a local folder, or log in and retry"

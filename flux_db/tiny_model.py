@@ -16,7 +16,7 @@ from safetensors.numpy import save as safetensors_bytes
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from flux_db import atomic
-from flux_db.errors import UserError
+from flux_db.errors import UserError, unwritable
 
 Size = Literal["tiny", "mid"]
 Config = dict[str, Any]
@@ -547,7 +547,7 @@ def write_once(folder: Path, files: dict[str, bytes], what: str) -> None:
             return
         atomic.write_folder(folder.resolve(), files)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise unwritable(f"{folder}: cannot be written", error) from error
 
 
 def is_empty_folder(folder: Path) -> bool:
