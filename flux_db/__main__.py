@@ -184,6 +184,10 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 
 
 def main(argv: list[str]) -> int:
+    return run_guarded(lambda: _run(argv))
+
+
+def _run(argv: list[str]) -> int | None:
     default_signals()
     if end_with_parent() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # its parent answers the person who pressed Ctrl-C
@@ -194,7 +198,8 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"error: no such command: {argv[0]}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return run_guarded(lambda: hide_token() or COMMANDS[argv[0]](argv[1:]))
+    hide_token()
+    return COMMANDS[argv[0]](argv[1:])
 
 
 if __name__ == "__main__":

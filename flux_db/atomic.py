@@ -8,7 +8,7 @@ import io
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,8 +26,9 @@ def write_file(path: Path | str, data: bytes) -> None:
     path = Path(path)
     temp = temp_path(path)
     try:
-        write_durably(temp, data)
-        temp.replace(path)
+        with _named(path):
+            write_durably(temp, data)
+            temp.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temp.unlink()
@@ -51,8 +52,9 @@ def write_folder(path: Path | str, files: Files, *, set_aside: Path | None = Non
     path = Path(path)
     temp = temp_path(path)
     try:
-        _fill(temp, files)
-        _put_in_place(temp, path, set_aside)
+        _fill(temp, files, path)
+        with _named(path):
+            _put_in_place(temp, path, set_aside)
     except BaseException:
         shutil.rmtree(temp, ignore_errors=True)
         raise
@@ -108,13 +110,26 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _fill(folder: Path, files: Files) -> None:
-    folder.mkdir(parents=True)
+def _fill(folder: Path, files: Files, target: Path) -> None:
+    """Write the files into `folder`, which is to become `target`."""
+    with _named(target):
+        folder.mkdir(parents=True)
     for name, data in files.items() if isinstance(files, Mapping) else files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / name, data)
-    for inner, _, _ in os.walk(folder):
-        sync_folder(Path(inner))
+        with _named(target / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_durably(folder / name, data)
+    with _named(target):
+        for inner, _, _ in os.walk(folder):
+            sync_folder(Path(inner))
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An OSError names the file that was to be written: of a full disk it has no name, of others the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _put_in_place(new: Path, path: Path, set_aside: Path | None) -> None:

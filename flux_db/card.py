@@ -14,6 +14,7 @@ from flux_db.atomic import write_file
 from flux_db.base_model import base_model_name, is_hub_name, licence
 from flux_db.config import Config, instance_prompt
 from flux_db.console import printable, say
+from flux_db.errors import describe
 from flux_db.files import TEXT_LIMIT, read_bytes
 
 FILE_NAME = "README.md"
@@ -32,7 +33,7 @@ def write_card(config: Config, facts: export.Facts) -> None:
     try:
         write_file(path, card(config, facts).encode())
     except OSError as problem:  # the LoRA is safe, and the upload need not fail for this
-        say(f"warning: {path} could not be written: {problem}")
+        say(f"warning: the model card was not written: {describe(problem)}; the LoRA file is complete")
 
 
 def _is_ours(path: Path) -> bool:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from flux_db import lora_convert, lora_file, model_files
 from flux_db.atomic import sync_folder, temp_path
 from flux_db.console import stage
-from flux_db.errors import UserError
+from flux_db.errors import UserError, unwritable
 from flux_db.lora_file import Layer
 from flux_db.weight_file import DTYPES, FLOATS, WeightFile, open_weights
 
@@ -128,7 +128,7 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
     except BaseException as problem:
         shutil.rmtree(temp, ignore_errors=True)
         if isinstance(problem, OSError):
-            raise UserError(f"-o {output}: could not be written: {problem}") from problem
+            raise unwritable(f"-o {output}: could not be written", problem) from problem
         raise
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     write_tiny_model(with_guidance, "tiny")
     shutil.copytree(with_guidance, without)
     config = without / "transformer" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"guidance_embeds": False}))
+    content = json.loads(config.read_text(encoding="utf-8")) | {"guidance_embeds": False}
+    config.write_text(json.dumps(content), encoding="utf-8")
     weights = without / "transformer" / "diffusion_pytorch_model.safetensors"
     kept = {name: value for name, value in load_file(weights).items() if "guidance_embedder" not in name}
     save_file(kept, weights, {"format": "pt"})
@@ -190,6 +192,11 @@ def distances(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -
 
 # --- reference ---------------------------------------------------------------------------------------------------
 
+SAME = 1e-5
+"""Most that an array made on another processor may differ, by its largest value: the last bits are the processor's."""
+SAME_DRIFT = 2.0
+"""Most that the rounding errors of half precision, which are about such bits, may grow or shrink."""
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -208,9 +215,53 @@ class Reference:
         return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
+def processor() -> str:
+    """The processor by its name and its abilities: one that has both the same computes the same bits."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    entries = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    abilities = " ".join(sorted(entries.get("flags", "").split()))
+    name = entries.get("model name") or platform.machine()
+    return f"{name}, {hashlib.sha256(abilities.encode()).hexdigest()[:12]}"
+
+
+def differences(made: Reference, kept: Reference) -> list[str]:
+    """Where a reference that was made again is not the one that is kept, a line each.
+
+    On the processor that made the kept one every bit must be the same; on any other, and where it is not noted, floats
+    may differ by SAME.
+    """
+    exact = "processor" in kept.facts and made.facts.get("processor") == kept.facts["processor"]
+    found = [f"{name}: is only in one of them" for name in sorted(made.arrays.keys() ^ kept.arrays.keys())]
+    for name in sorted(made.arrays.keys() & kept.arrays.keys()):
+        found += _differs(name, made.arrays[name], kept.arrays[name], exact)
+    for name in ("versions", "inputs", "parameter_names", "lora_keys"):
+        found += [f"{name}: not the same"] if made.facts[name] != kept.facts[name] else []
+    for precision, errors in kept.facts["drift"].items():
+        for quantity, error in errors.items():
+            ratio = made.facts["drift"][precision][quantity] / error
+            if not (ratio == 1.0 if exact else 1 / SAME_DRIFT <= ratio <= SAME_DRIFT):
+                found.append(f"drift of {quantity} in {precision}: {ratio:.3g} times as large")
+    return found
+
+
+def _differs(name: str, made: np.ndarray, kept: np.ndarray, exact: bool) -> list[str]:
+    if (made.shape, made.dtype) != (kept.shape, kept.dtype):
+        return [f"{name}: {made.dtype}{list(made.shape)} instead of {kept.dtype}{list(kept.shape)}"]
+    if made.tobytes() == kept.tobytes():
+        return []
+    if exact or not np.issubdtype(kept.dtype, np.floating):
+        return [f"{name}: not the same bits"]
+    error = furthest(made, kept) / float(np.abs(kept).max())
+    return [] if error <= SAME else [f"{name}: differs by {error:.1e} of its largest value, more than {SAME:.0e}"]
+
+
 def read(folder: Path = FOLDER) -> Reference:
     try:
-        return Reference(load((folder / ARRAYS).read_bytes()), json.loads((folder / FACTS).read_text()))
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        return Reference(load((folder / ARRAYS).read_bytes()), facts)
     except (OSError, SafetensorError, ValueError) as problem:
         raise UserError(
             f"{folder}: the reference results are not there or damaged ({problem}); they are part of the source tree: "

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from flux_db.atomic import write_folder
 from flux_db.config import Config, cache_path
 from flux_db.console import say
-from flux_db.errors import UserError, did_you_mean
+from flux_db.errors import UserError, did_you_mean, unwritable
 from flux_db.files import PICTURE_LIMIT, read_bytes
 
 SCHEMA = 1
@@ -48,7 +48,7 @@ def export(config: Config) -> Path:
         write_folder(folder, _files(rows, config))
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was first, with the same pictures
-            raise UserError(f"--dataset_name: {folder} cannot be written ({error.strerror or error})") from error
+            raise unwritable(f"--dataset_name: {folder} cannot be written", error) from error
     return folder
 
 

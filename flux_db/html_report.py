@@ -15,6 +15,7 @@ from flux_db.atomic import write_file
 from flux_db.charts import Series, chart, number, smoothed
 from flux_db.config import SECTIONS, replace_trigger
 from flux_db.console import say
+from flux_db.errors import describe
 from flux_db.export import FILE_NAME
 from flux_db.html_page import escape, page, picture, section, table, tiles
 from flux_db.run_files import RunFiles, read_run
@@ -35,7 +36,8 @@ def write_report(output: Path) -> None:
     try:
         write_file(output / REPORT, render(read_run(output)).encode())
     except Exception as problem:
-        say(f"warning: {output / REPORT} was not written: {type(problem).__name__}: {problem}")
+        reason = describe(problem) if isinstance(problem, OSError) else f"{type(problem).__name__}: {problem}"
+        say(f"warning: the report was not written: {reason}; python -m flux_db report {output} makes it again")
 
 
 def render(run: RunFiles) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from flux_db.console import say
-from flux_db.errors import UserError
+from flux_db.errors import UserError, unwritable
 
 LOCK_FILE = ".lock"
 
@@ -73,9 +73,10 @@ class OutputLock:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(self.output_dir / LOCK_FILE, flags, 0o644)
         except OSError as error:
-            link = (self.output_dir / LOCK_FILE).is_symlink()
-            reason = f"its {LOCK_FILE} is a link; remove that" if link else f"cannot be written: {error.strerror}"
-            raise UserError(f"--output_dir {self.output_dir}: {reason}") from error
+            if (self.output_dir / LOCK_FILE).is_symlink():
+                problem = f"--output_dir {self.output_dir}: its {LOCK_FILE} is a link; remove that"
+                raise UserError(problem) from error
+            raise unwritable(f"--output_dir {self.output_dir}: cannot be written", error) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise UserError(f"--output_dir {self.output_dir}: its {LOCK_FILE} is not a file; remove that")

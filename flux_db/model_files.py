@@ -15,7 +15,7 @@ from flux_db import buckets
 from flux_db.buckets import PIXELS_PER_TOKEN
 from flux_db.config import Config, ModelConfig, validation_size
 from flux_db.console import stage
-from flux_db.errors import UserError, did_you_mean
+from flux_db.errors import UserError, did_you_mean, is_full
 from flux_db.files import TEXT_LIMIT, read_bytes
 from flux_db.part_weights import INCOMPLETE, choose, read_headers, read_object, short_name, variants, weight_problems
 
@@ -51,6 +51,8 @@ def locate(config: ModelConfig) -> Path:
                 )
             )
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
+            if is_full(problem):
+                raise
             raise UserError(
                 f"--pretrained_model_name_or_path {config.pretrained_model_name_or_path}: is not a folder here, and "
                 f"cannot be fetched from the hub ({type(problem).__name__}); give a local folder, or log in and retry"

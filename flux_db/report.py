@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from flux_db.atomic import write_file
 from flux_db.config import Config
 from flux_db.console import say
+from flux_db.line_file import LineFile
 from flux_db.trackers import open_trackers
 
 METRICS = "metrics.jsonl"
@@ -42,7 +42,10 @@ class Metrics:
 
 
 class Reporter:
-    """Writes metrics as they come; a reporter that is not enabled (any rank but the first) writes nothing."""
+    """Writes metrics as they come; a reporter that is not enabled (any rank but the first) writes nothing.
+
+    Nothing here ends a run or holds it up: a full disk, a broken tracker and a closed terminal are reported, no more.
+    """
 
     def __init__(self, config: Config, total_steps: int, first_step: int, *, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -51,7 +54,7 @@ class Reporter:
         self._trackers = open_trackers(config)
         self.path = Path(config.output.output_dir, METRICS)
         _cut_metrics(self.path, first_step)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = LineFile(self.path)
         self._bar = tqdm(total=total_steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
         self._validation_loss: float | None = None
 
@@ -85,8 +88,7 @@ class Reporter:
         if not self.enabled:
             return
         clean = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in values.items()}
-        self._file.write(json.dumps(clean) + "\n")
-        self._file.flush()
+        self._file.append(json.dumps(clean))
 
     def picture(self, name: str, picture: Image.Image, step: int) -> None:
         if self.enabled:
@@ -94,10 +96,8 @@ class Reporter:
 
     def flush(self) -> None:
         """Make what was written so far safe on disk."""
-        if not self.enabled:
-            return
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self.enabled:
+            self._file.flush()
 
     def close(self) -> None:
         if not self.enabled:

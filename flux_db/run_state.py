@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from flux_db import __version__, atomic
+from flux_db.console import say
+from flux_db.errors import describe
 from flux_db.files import read_text
 
 RUN_STATE = "train_state.json"
@@ -36,13 +38,16 @@ def write_run_state(
     last_good_checkpoint: Path | str | None,
     message: str | None = None,
 ) -> None:
-    """Replace the folder's `train_state.json`."""
+    """Replace the folder's `train_state.json`. A disk that refuses it is reported and ends nothing."""
     if status not in get_args(Status):
         raise ValueError(f"no such status: {status}")
     good = None if last_good_checkpoint is None else str(last_good_checkpoint)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     state = RunState(status, step, good, message, now, f"flux_db {__version__}", SCHEMA)
-    atomic.write_file(Path(output_dir, RUN_STATE), (json.dumps(asdict(state), indent=2) + "\n").encode())
+    try:
+        atomic.write_file(Path(output_dir, RUN_STATE), (json.dumps(asdict(state), indent=2) + "\n").encode())
+    except OSError as problem:
+        say(f"warning: the run's status was not written: {describe(problem)}; the checkpoints are not affected")
 
 
 def read_run_state(output_dir: Path | str) -> RunState | None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from flux_db.atomic import write_file
 from flux_db.config import Config, background
-from flux_db.console import say
+from flux_db.console import printable, say
 from flux_db.dataset import Dataset, Sample
 from flux_db.errors import UserError
 from flux_db.files import read_text
@@ -97,7 +97,7 @@ def _store(config: Config, dataset: Dataset, folder: Path) -> None:
     for number, sample in enumerate(samples[:MOST_TRAINING]):
         name = f"training-{number:02d}.webp"
         write_file(folder / name, _webp(_crop(sample, config)))
-        pictures.append(TrainingPicture(name, sample.picture.path.name, sample.prompt))
+        pictures.append(TrainingPicture(name, printable(sample.picture.path.name), sample.prompt))
     content = {"total": len(samples), "pictures": [asdict(picture) for picture in pictures]}
     write_file(folder / INDEX, (json.dumps(content, indent=1) + "\n").encode())
 

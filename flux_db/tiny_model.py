@@ -15,7 +15,7 @@ from safetensors.numpy import save as safetensors_bytes
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from flux_db import atomic
-from flux_db.errors import UserError
+from flux_db.errors import UserError, unwritable
 from flux_db.expected_weights import expected_weights
 
 Size = Literal["tiny", "mid"]
@@ -391,7 +391,7 @@ def write_once(folder: Path, files: dict[str, bytes], what: str) -> None:
             return
         atomic.write_folder(folder.resolve(), files)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise unwritable(f"{folder}: cannot be written", error) from error
 
 
 def is_empty_folder(folder: Path) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import queue
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,9 +18,17 @@ from PIL import Image
 
 from flux_db.config import Config, shown_settings
 from flux_db.console import say
-from flux_db.errors import UserError
+from flux_db.errors import UserError, describe, is_full, leave_behind
 
 PROJECT = "flux-db"
+
+# TensorBoard shows what has been flushed.
+FLUSH_SECONDS = 10.0
+# Calls that a slow tracker may be behind, and how long a run waits, once, for one that is further behind.
+MOST_WAITING = 500
+PATIENCE_SECONDS = 10.0
+# wandb and SwanLab upload what is left when they are closed.
+CLOSING_SECONDS = 120.0
 
 
 class Tracker(Protocol):
@@ -31,25 +42,43 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Files in --logging_dir; the settings stand under Text."""
+    """Files in --logging_dir; the settings stand under Text.
+
+    tensorboardX's SummaryWriter is not used: on a full disk its thread dies, and then every call blocks for ever.
+    """
 
     def __init__(self, config: Config) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto.event_pb2 import Event
 
-        self._writer = SummaryWriter(str(Path(config.output.output_dir, config.output.logging_dir)))
+        folder = Path(config.output.output_dir, config.output.logging_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._summary, self._event = summary, Event
+        self._writer = event_file_writer.EventsWriter(str(folder / "events"))
         text = yaml.safe_dump(shown_settings(config), sort_keys=False, allow_unicode=True)
         # four spaces make it a block of code in TensorBoard's Markdown
-        self._writer.add_text("settings", "".join(f"    {line}\n" for line in text.splitlines()), 0)
+        self._write(summary.text("settings", "".join(f"    {line}\n" for line in text.splitlines())), 0)
+        self._flush()
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._write(self._summary.scalar(name, value), step)
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self._flush()
 
     def picture(self, name: str, picture: Image.Image, step: int) -> None:
-        self._writer.add_image(name, np.asarray(picture), step, dataformats="HWC")
+        self._write(self._summary.image(name, np.asarray(picture), dataformats="HWC"), step)
+        self._flush()
 
     def close(self) -> None:
         self._writer.close()
+
+    def _write(self, content: Any, step: int) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=content))
+
+    def _flush(self) -> None:
+        self._writer.flush()
+        self._flushed = time.monotonic()
 
 
 class Wandb:
@@ -102,11 +131,58 @@ class SwanLab:
 KINDS: dict[str, Callable[[Config], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "swanlab": SwanLab}
 
 
+class Feed:
+    """Feeds a tracker from a thread of its own: one that fails or hangs is given up, and the run goes on."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(MOST_WAITING)
+        self._given_up = False
+        self._thread = threading.Thread(target=self._work, name=f"feed of {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[Tracker], None] | None) -> None:
+        """Have the tracker called. None ends the thread."""
+        if self._given_up:
+            return
+        try:
+            self._calls.put(call, timeout=PATIENCE_SECONDS)
+        except queue.Full:
+            self._leave(f"it has taken nothing for {PATIENCE_SECONDS:g} s")
+
+    def close(self) -> None:
+        self.put(lambda tracker: tracker.close())
+        self.put(None)
+        if self._given_up:
+            return
+        self._thread.join(CLOSING_SECONDS)
+        if self._thread.is_alive():
+            self._leave(f"it has not finished within {CLOSING_SECONDS:g} s")
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call(self._tracker)
+            except Exception as problem:
+                self._give_up(f"{type(problem).__name__}: {problem}")
+                return
+
+    def _leave(self, reason: str) -> None:
+        leave_behind(self._name)
+        self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._given_up:
+            say(f"warning: {self._name} is given up: {reason}; metrics.jsonl has everything")
+        self._given_up = True
+
+
 class Trackers:
-    """All trackers of a run. One that fails while training is given up with a warning; the run goes on."""
+    """All trackers of a run."""
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
-        self._trackers = dict(trackers)
+        self._feeds = [Feed(name, tracker) for name, tracker in trackers.items()]
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._each(lambda tracker: tracker.scalars(values, step))
@@ -115,16 +191,13 @@ class Trackers:
         self._each(lambda tracker: tracker.picture(name, picture, step))
 
     def close(self) -> None:
-        self._each(lambda tracker: tracker.close())
-        self._trackers.clear()
+        for feed in self._feeds:
+            feed.close()
+        self._feeds.clear()
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
-        for name, tracker in list(self._trackers.items()):
-            try:
-                call(tracker)
-            except Exception as problem:
-                del self._trackers[name]
-                say(f"warning: {name} is given up: {type(problem).__name__}: {problem}; metrics.jsonl has everything")
+        for feed in self._feeds:
+            feed.put(call)
 
 
 def without_tokens(argv: Sequence[str]) -> list[str]:
@@ -140,7 +213,7 @@ def without_tokens(argv: Sequence[str]) -> list[str]:
 
 
 def open_trackers(config: Config) -> Trackers:
-    """The trackers of --report_to. One that cannot start is an error now, not after hours."""
+    """The trackers of --report_to. One that cannot start is an error now, not after hours; a full disk is a warning."""
     opened: dict[str, Tracker] = {}
     # wandb and SwanLab send the command line along
     sys.argv[:] = without_tokens(sys.argv)
@@ -148,6 +221,9 @@ def open_trackers(config: Config) -> Trackers:
         try:
             opened[name] = KINDS[name](config)
         except Exception as problem:
+            if is_full(problem):
+                say(f"warning: {name} is left out: {describe(problem)}")
+                continue
             Trackers(opened).close()
             text = f"{type(problem).__name__}: {problem}"
             hint = "" if name == "tensorboard" else f"; log in, or set {name.upper()}_MODE=offline"

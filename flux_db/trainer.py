@@ -21,6 +21,7 @@ from flux_db.build import Training
 from flux_db.cli import lasting_flags
 from flux_db.config import Config, to_flat_dict, with_defaults
 from flux_db.console import say, stage
+from flux_db.errors import describe
 from flux_db.html_report import write_report
 from flux_db.interrupt import StopRequest, resume_command
 from flux_db.report import Metrics, Reporter
@@ -101,6 +102,10 @@ class Trainer:
             self._save_final()
         except BaseException as problem:
             self._note("failed", f"{type(problem).__name__}: {problem}")
+            if isinstance(problem, OSError):
+                raise TrainingFailed(
+                    f"{describe(problem)}. Kept: {self.last_checkpoint or 'no checkpoint'}"
+                ) from problem
             raise
         self._note("finished")
         return 0
@@ -219,7 +224,7 @@ class Trainer:
             try:
                 write_file(self.output / BEST_NAME, self._lora_file())
             except OSError as problem:
-                say(f"WARNING: the best LoRA was not saved: {problem}; training goes on")
+                say(f"WARNING: the best LoRA was not saved: {describe(problem)}; training goes on")
                 best = False
         if best:
             self.best = loss
@@ -233,18 +238,26 @@ class Trainer:
                 files = state.to_files(self.training, self.config, self.progress, self._about(), self.facts())
                 self.reporter.flush()
                 self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
-                if self.config.output.checkpoints_total_limit:
-                    checkpoint.prune(
-                        self.output, self.config.output.checkpoints_total_limit, newest=self.last_checkpoint
-                    )
+                self._prune()
             except state.WeightsNotFinite as problem:
                 raise TrainingFailed(f"{problem}; the last good checkpoint: {self.last_checkpoint}") from problem
             except OSError as problem:
-                say(f"WARNING: checkpoint {self.progress.step} was not saved: {problem}; training goes on")
+                good = self.last_checkpoint or "none"
+                say(
+                    f"WARNING: checkpoint {self.progress.step} was not saved: {describe(problem)}; training goes on "
+                    f"(the last good one: {good})"
+                )
                 self.reporter.event({"step": self.progress.step, "event": "save failed", "message": str(problem)})
             self._note("running")
         self.runtime.barrier()
         self._clock = time.monotonic()
+
+    def _prune(self) -> None:
+        if limit := self.config.output.checkpoints_total_limit:
+            try:
+                checkpoint.prune(self.output, limit, newest=self.last_checkpoint)
+            except OSError as problem:
+                say(f"warning: an old checkpoint could not be removed: {describe(problem)}")
 
     def _demand_equal_ranks(self, when: str) -> None:
         if self.runtime.world_size == 1:
@@ -266,7 +279,7 @@ class Trainer:
             write_file(path, self._lora_file())
         except OSError as problem:
             raise TrainingFailed(
-                f"{path} could not be written: {problem}. Kept: {self.last_checkpoint or 'no checkpoint'}"
+                f"{path} could not be written: {problem.strerror}. Kept: {self.last_checkpoint or 'no checkpoint'}"
             ) from problem
 
     def _lora_file(self) -> bytes:
@@ -279,11 +292,19 @@ class Trainer:
         self._note("interrupted")
         self.reporter.close()
         if self.runtime.is_main:
-            say(f"Stopped after step {self.progress.step}; saved as {self.last_checkpoint}. To go on:")
+            say(f"Stopped after step {self.progress.step}; {self._saved()}. To go on:")
             flags = lasting_flags(sys.argv[1:], lambda: self.output / CONFIG_NAME)
             say("  " + resume_command([sys.argv[0], *flags]))
         # the launcher ends all processes as soon as one has ended: not before the first has told everything
         self.runtime.barrier()
+
+    def _saved(self) -> str:
+        """Where the run can go on, in words: a full disk may have refused the last checkpoint."""
+        if self.last_checkpoint is None:
+            return "nothing was saved, the run will start anew"
+        if self.last_checkpoint.name != f"checkpoint-{self.progress.step}":
+            return f"it was not saved, the last good checkpoint is {self.last_checkpoint}"
+        return f"saved as {self.last_checkpoint}"
 
     def _about(self) -> dict[str, Any]:
         return {

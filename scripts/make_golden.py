@@ -2,7 +2,7 @@
 
 Runs in an environment with the `interop` extra: `bash scripts/test.sh --interop` makes one in .venv-interop.
     PYTHONPATH=. .venv-interop/bin/python scripts/make_golden.py [FOLDER]
-The same versions give the same bytes.
+The same versions on the same processor give the same bytes; another processor may differ in the last bits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(folder: Path) -> None:
             wanted, _ = transformers(dev, schnell, arrays, torch.float32, dtype)
             drift[name] = golden.distances(half, wanted) | golden.distances(encoders(dev, arrays, dtype), arrays)
             arrays |= {f"{name}/{key}": value for key, value in wanted.items()}
-    write(folder, arrays, {"versions": reference.versions(), "drift": drift, **facts})
+    about = {"versions": reference.versions(), "processor": golden.processor()}
+    write(folder, arrays, {**about, "drift": drift, **facts})
 
 
 def transformers(dev: Path, schnell: Path, arrays: Arrays, *precision: torch.dtype) -> tuple[Arrays, dict]:
@@ -72,7 +73,7 @@ def write(folder: Path, arrays: Arrays, facts: dict) -> None:
     about = {"versions": json.dumps(facts["versions"], sort_keys=True)}
     contiguous = {name: np.ascontiguousarray(value) for name, value in sorted(arrays.items())}
     (folder / golden.ARRAYS).write_bytes(save(contiguous, about))
-    (folder / golden.FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    (folder / golden.FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def token_ids(model: Path) -> Arrays:

@@ -75,6 +75,57 @@ def test_a_wrong_number_shows():
     assert not Row(quantity="", tolerance=1.0, measured=np.nan).passed
 
 
+def made_again(arrays=None, **facts):
+    """The reference as if made again, with some arrays and facts changed."""
+    kept = golden.read()
+    return golden.Reference(kept.arrays | (arrays or {}), kept.facts | facts)
+
+
+ELSEWHERE = {"processor": "another one"}
+
+
+def test_the_same_reference_made_again_has_no_differences():
+    assert golden.differences(made_again(), golden.read()) == []
+    assert golden.differences(made_again(**ELSEWHERE), golden.read()) == []
+    assert golden.processor() == golden.processor() and len(golden.processor()) > 12
+
+
+def test_another_processor_may_differ_in_the_last_bits_and_no_more():
+    """One ulp of adamw.loss is what a Xeon with AMX had different."""
+    loss = golden.read().arrays["adamw.loss"]
+    last_bits = {"adamw.loss": np.nextafter(loss.astype(np.float32), np.float32(9)).astype(loss.dtype)}
+    assert golden.differences(made_again(last_bits, **ELSEWHERE), golden.read()) == []
+    assert golden.differences(made_again(last_bits), golden.read()) == ["adamw.loss: not the same bits"]
+    wrong = {"adamw.loss": loss * (1 + 1e-4), "bf16/adamw.loss": np.full_like(loss, np.nan)}
+    found = golden.differences(made_again(wrong, **ELSEWHERE), golden.read())
+    assert found[0].startswith("adamw.loss: differs by ") and found[0].endswith(
+        " of its largest value, more than 1e-05"
+    )
+    assert found[1].startswith("bf16/adamw.loss: differs by nan")
+
+
+def test_where_no_processor_is_noted_only_the_tolerance_counts():
+    kept = golden.read()
+    unnoted = golden.Reference(kept.arrays, {name: fact for name, fact in kept.facts.items() if name != "processor"})
+    last_bits = {"t5": kept.arrays["t5"] * np.float32(1 + 1e-6)}
+    assert golden.differences(made_again(last_bits), unnoted) == []
+
+
+def test_whole_numbers_names_shapes_and_facts_must_be_the_same_everywhere():
+    kept = golden.read()
+    ids, drift = kept.arrays["ids.t5"], kept.facts["drift"]
+    changed = {"ids.t5": ids + 1, "clip": kept.arrays["clip"][:1], "new": ids}
+    triple = {precision: {name: 3 * error for name, error in errors.items()} for precision, errors in drift.items()}
+    found = golden.differences(made_again(changed, lora_keys=[], drift=triple, **ELSEWHERE), kept)
+    assert found[:4] == [
+        "new: is only in one of them",
+        "clip: float32[1, 32] instead of float32[2, 32]",
+        "ids.t5: not the same bits",
+        "lora_keys: not the same",
+    ]
+    assert len(found) == 4 + sum(map(len, drift.values())) and found[4].endswith(": 3 times as large")
+
+
 def test_tolerances_of_half_precision():
     reference = golden.read()
     of = lambda quantity, device, precision: selftest.tolerance(quantity, reference, device, precision)  # noqa: E731

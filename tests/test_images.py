@@ -10,6 +10,7 @@ import warnings
 import zlib
 
 import numpy as np
+import program
 import pytest
 from PIL import Image
 
@@ -341,7 +342,9 @@ def test_folders_nested_too_deeply_and_names_too_long(tmp_path):
     finally:
         os.chdir(before)
     (found,) = find_pictures(tmp_path).problems
-    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # shutil.rmtree, which pytest uses, would give up
+    subprocess.run(
+        ["rm", "-rf", tmp_path / "d"], check=True, env=program.environment()
+    )  # shutil.rmtree, which pytest uses, would give up
     assert found == f"{tmp_path}: has folders nested too deeply"
     assert find_pictures(tmp_path / ("x" * 5000)).problems[0].endswith(": no such folder")
 

@@ -26,8 +26,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-console files plain_yaml
-errors atomic stream buckets flow cpu_ops likeness lora_names base_model expected_weights charts html_page
+console files plain_yaml streams
+errors atomic stream buckets flow cpu_ops likeness lora_names base_model expected_weights charts html_page line_file
 config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
 hub_token child lora_settings part_weights folders
 model_files images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file

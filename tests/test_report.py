@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import threading
 import types
 from html.parser import HTMLParser
 
@@ -396,6 +397,29 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tmp_path, monkeypa
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("hangs_in", ["log", "finish"])
+def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch, capfd, hangs_in):
+    calls, never, left = [], threading.Event(), []
+    module = fake_module("wandb", calls)
+    run = module.init()
+    setattr(run, hangs_in, lambda *_, **__: never.wait())
+    module.init = lambda **_: run
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(trackers, "leave_behind", left.append)
+    patience = 0.2 if hangs_in == "log" else 60
+    for name, value in (("MOST_WAITING", 5), ("PATIENCE_SECONDS", patience), ("CLOSING_SECONDS", 0.2)):
+        monkeypatch.setattr(trackers, name, value)
+    reporter = Reporter(config(tmp_path, report_to=["wandb"]), total_steps=50, first_step=0)
+    for step in range(1, 51):
+        reporter.step(metrics(step))
+    reporter.close()
+    never.set()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 50
+    reason = {"log": "it has taken nothing for 0.2 s", "finish": "it has not finished within 0.2 s"}[hangs_in]
+    assert capfd.readouterr().err.count(f"wandb is given up: {reason}") == 1
+    assert left == ["wandb"]
+
+
 def test_a_tracker_that_cannot_start_or_is_missing_is_an_error(tmp_path, monkeypatch):
     broken = types.ModuleType("wandb")
     broken.init = lambda **_: 1 / 0
@@ -420,14 +444,14 @@ def test_tensorboard_has_scalars_pictures_and_settings(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "variable"), [("wandb", "WANDB_MODE"), ("swanlab", "SWANLAB_MODE")])
-def test_the_real_trackers_without_network(tmp_path, monkeypatch, name, variable):
+def test_the_real_trackers_without_network(tmp_path, monkeypatch, capfd, name, variable):
     pytest.importorskip(name)
     monkeypatch.setenv(variable, "offline")
     opened = trackers.open_trackers(config(tmp_path, report_to=[name]))
     opened.scalars({"train/loss": 0.5}, 1)
     opened.picture("samples", Image.new("RGB", (8, 4)), 1)
-    assert name in opened._trackers, "it was given up"
     opened.close()
+    assert "is given up" not in capfd.readouterr().err
     assert list(tmp_path.rglob("*.png")), "the picture is in the output folder"
 
 

@@ -243,12 +243,12 @@ def apply_with_mindone(file, x):
     return answers
 
 
-def test_reference_files_are_made_again_byte_for_byte(tmp_path):
+def test_reference_files_made_again_are_the_same(tmp_path):
+    """Byte for byte on the processor that made them, within golden.SAME on any other."""
     words = [os.environ["FLUX_DB_TORCH_PYTHON"], str(program.ROOT / "scripts" / "make_golden.py"), str(tmp_path)]
     done = program.run(words, env=program.environment(PYTHONPATH=str(program.ROOT)))
     assert done.returncode == 0, done.stderr
     made, kept = golden.read(tmp_path), golden.read()
     if made.facts["versions"] != kept.facts["versions"]:
         pytest.skip(f"other versions: {made.facts['versions']}")
-    for name in (golden.ARRAYS, golden.FACTS):
-        assert (tmp_path / name).read_bytes() == (golden.FOLDER / name).read_bytes(), name
+    assert golden.differences(made, kept) == []
