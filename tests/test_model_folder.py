@@ -168,6 +168,7 @@ def test_the_description_is_that_of_mindones_networks(cpu, size, part, changes):
 
 def test_what_is_absent_has_the_default_of_mindones_networks(cpu):
     sizes = {"num_layers", "num_single_layers", "num_hidden_layers", "num_attention_heads", "attention_head_dim"}
+    sizes |= {"axes_dims_rope"}
     sizes |= {"block_out_channels", "down_block_types", "up_block_types", "latent_channels", "norm_num_groups"}
     for part, config in configs("tiny").items():
         config = {name: value for name, value in config.items() if name in sizes}
@@ -471,6 +472,8 @@ HOSTILE = [
     ("transformer", {"in_channels": True}, "in_channels True: must be"),
     ("transformer", {"guidance_embeds": "false"}, "guidance_embeds 'false': must be true or false"),
     ("transformer", {"out_channels": [[[[]]]]}, "out_channels [[[[]]]]: must be"),
+    ("transformer", {"axes_dims_rope": [4, 6, 8]}, "axes_dims_rope [4, 6, 8]: must be even numbers that add up to"),
+    ("transformer", {"axes_dims_rope": "axes"}, "axes_dims_rope 'axes': must be"),
     ("text_encoder", {"num_hidden_layers": 10**7}, "num_hidden_layers 10000000: must be"),
     ("text_encoder", {"model_type": "clip"}, "text_config must be an object"),
     ("text_encoder_2", {"num_layers": None}, "num_layers None: must be"),
