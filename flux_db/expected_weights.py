@@ -53,6 +53,7 @@ def is_extra(part: str, name: str) -> bool:
 def _transformer(config: Config) -> Shapes:
     head = _whole(config, "attention_head_dim", 128)
     width = _whole(config, "num_attention_heads", 24) * head
+    _check_axes(config, head)
     channels = _whole(config, "in_channels", 64)
     out = channels if config.get("out_channels") is None else _whole(config, "out_channels", channels)
     embedders = {"timestep": _SINUSOIDS, "text": _whole(config, "pooled_projection_dim", 768)}
@@ -70,6 +71,16 @@ def _transformer(config: Config) -> Shapes:
         _linear("norm_out.linear", width, 2 * width),
         _linear("proj_out", width, _whole(config, "patch_size", 1) ** 2 * out),
     )
+
+
+def _check_axes(config: Config, head: int) -> None:
+    """The rotary embedding has no weights, and fails only when the network is first used."""
+    axes = config.get("axes_dims_rope", [16, 56, 56])
+    sound = isinstance(axes, list) and all(type(axis) is int and axis > 0 and axis % 2 == 0 for axis in axes)
+    if not sound or sum(axes) != head:
+        raise ValueError(
+            f"axes_dims_rope {_shown(axes)}: must be even numbers that add up to attention_head_dim, {head}"
+        )
 
 
 def _embedder(name: str, size: int, width: int) -> Shapes:

@@ -153,13 +153,11 @@ class quiet:
     """
 
     def __enter__(self) -> None:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        self._null = open(os.devnull, "w", encoding="utf-8")
-        # what Python prints, in whatever encoding the terminal has, and what libraries in C print
-        self._output, sys.stdout = sys.stdout, self._null
-        self._stdout = _copied(1)
-        os.dup2(self._null.fileno(), 1)
+        sys.stdout.flush()  # what was printed before is not a remark
+        self._stdout = os.dup(1)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
         self._filters = warnings.catch_warnings(record=True)
         self._warnings = self._filters.__enter__()
         warnings.simplefilter("always")
@@ -170,13 +168,9 @@ class quiet:
     def __exit__(self, *_: object) -> None:
         logging.setLogRecordFactory(self._make_record)
         self._filters.__exit__(None, None, None)
-        sys.stdout = self._output
-        if self._stdout is None:
-            os.close(1)
-        else:
-            os.dup2(self._stdout, 1)
-            os.close(self._stdout)
-        self._null.close()
+        sys.stdout.flush()
+        os.dup2(self._stdout, 1)
+        os.close(self._stdout)
         for text in dict.fromkeys(self._remarks()):
             say(f"warning: {text}")
 
@@ -198,11 +192,3 @@ class quiet:
         for source, text in texts:
             if not _JUDGED.match(text):
                 yield f"{source}: {' '.join(text.split())[:500]}"
-
-
-def _copied(descriptor: int) -> int | None:
-    """A second descriptor for the same file; None if there is none."""
-    try:
-        return os.dup(descriptor)
-    except OSError:
-        return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import command, flags, run, trainer
+from program import PYTHON, command, flags, run, trainer
 from safetensors.numpy import load_file, save_file
 from world import split_weights
 
@@ -168,6 +168,7 @@ def test_the_description_is_that_of_mindones_networks(cpu, size, part, changes):
 
 def test_what_is_absent_has_the_default_of_mindones_networks(cpu):
     sizes = {"num_layers", "num_single_layers", "num_hidden_layers", "num_attention_heads", "attention_head_dim"}
+    sizes |= {"axes_dims_rope"}
     sizes |= {"block_out_channels", "down_block_types", "up_block_types", "latent_channels", "norm_num_groups"}
     for part, config in configs("tiny").items():
         config = {name: value for name, value in config.items() if name in sizes}
@@ -340,24 +341,26 @@ def test_a_network_is_never_left_with_random_weights(cpu, model, part, shards, m
         load(model, runtime.DTYPES["no"])
 
 
-def test_quiet_does_not_swallow_warnings(cpu, capfd):
-    import logging
-    import warnings
+CHATTER = """
+import logging, os, warnings
+from flux_db.runtime import quiet
 
-    from flux_db.runtime import quiet
+print("before")
+with quiet():
+    print("chatter")
+    os.system("echo chatter of a library in C")
+    logging.getLogger("mindone.some.model").warning("%d weights were replaced\\nby others", 3)
+    logging.getLogger("mindone.some.model").info("chatter")
+    warnings.warn("this changes the result")
+    warnings.warn("chatter: will be removed in v5", FutureWarning)
+print("after")
+"""
 
-    print("before")
-    with quiet():
-        print("chatter \N{POLICE CARS REVOLVING LIGHT}")
-        os.write(1, b"chatter of a library in C\n")
-        logging.getLogger("mindone.some.model").warning("%d weights were replaced\nby others", 3)
-        logging.getLogger("mindone.some.model").info("chatter")
-        warnings.warn("this changes the result", stacklevel=1)
-        warnings.warn("chatter: will be removed in v5", FutureWarning, stacklevel=1)
-    print("after")
-    shown = capfd.readouterr()
-    assert shown.out == "before\nafter\n"
-    assert shown.err.splitlines() == [
+
+def test_quiet_does_not_swallow_warnings():
+    done = run([PYTHON, "-c", CHATTER])
+    assert done.stdout == "before\nafter\n"
+    assert done.stderr.splitlines() == [
         "warning: mindone.some.model: 3 weights were replaced by others",
         "warning: UserWarning: this changes the result",
     ]
@@ -469,6 +472,8 @@ HOSTILE = [
     ("transformer", {"in_channels": True}, "in_channels True: must be"),
     ("transformer", {"guidance_embeds": "false"}, "guidance_embeds 'false': must be true or false"),
     ("transformer", {"out_channels": [[[[]]]]}, "out_channels [[[[]]]]: must be"),
+    ("transformer", {"axes_dims_rope": [4, 6, 8]}, "axes_dims_rope [4, 6, 8]: must be even numbers that add up to"),
+    ("transformer", {"axes_dims_rope": "axes"}, "axes_dims_rope 'axes': must be"),
     ("text_encoder", {"num_hidden_layers": 10**7}, "num_hidden_layers 10000000: must be"),
     ("text_encoder", {"model_type": "clip"}, "text_config must be an object"),
     ("text_encoder_2", {"num_layers": None}, "num_layers None: must be"),
@@ -624,6 +629,25 @@ def test_the_variant_is_checked_and_not_the_plain_weights(problems, variants):
     assert problems() == []
     (problem,) = problems(variant="fp16")
     assert problem.startswith("transformer/diffusion_pytorch_model.fp16.safetensors lacks 1 of") and victim in problem
+
+
+def test_a_variant_that_is_needed_is_named_and_an_index_of_old_form_is_refused(problems, model):
+    vae = weights(model, "vae")
+    vae.rename(vae.with_name("diffusion_pytorch_model.fp16.safetensors"))
+    (problem,) = problems()
+    assert problem.startswith("vae has no weights (") and problem.endswith("those of a variant: add --variant fp16")
+    assert problems(variant="fp16") == []
+    vae.with_name("diffusion_pytorch_model.safetensors.fp16.index.json").write_text("{}")  # mindone would prefer it
+    (problem,) = problems(variant="fp16")
+    assert problem.endswith("rename it to diffusion_pytorch_model.safetensors.index.fp16.json")
+
+
+def test_a_model_from_the_hub_is_checked_once_it_is_there(world, model, tmp_path, monkeypatch):
+    edit(weights(model, "vae"), remove(VICTIMS["vae"]))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: model)
+    config = world.config(tmp_path, pretrained_model_name_or_path="somebody/flux")
+    with pytest.raises(UserError, match=VICTIMS["vae"]):
+        model_files.locate_checked(config)
 
 
 def test_the_checked_files_are_those_that_mindone_loads(cpu, model):
