@@ -17,6 +17,9 @@ from flux_db.config import Config, cache_path
 # Where the program puts pictures below --output_dir.
 DRAWN = ("samples", "report")
 
+# A folder for downloads, in contrast to these, may contain anything.
+AROUND_NOTHING = ("output_dir", "encode_cache_dir", "mask_dir")
+
 
 def problems(config: Config) -> list[str]:
     """Folders that lie in each other, through links as well; each as a message that names both flags."""
@@ -35,10 +38,9 @@ def problems(config: Config) -> list[str]:
                     f"--{flag} {path}: {relation} --{other} {place}, where every picture is used; choose a folder"
                     " outside of it"
                 )
-            elif relation == _AROUND and other != "class_data_dir" and flag in ("output_dir", "encode_cache_dir"):
+            elif relation == _AROUND and other != "class_data_dir" and flag in AROUND_NOTHING:
                 found.append(
-                    f"--{flag} {path}: {relation} --{other} {place}; what a run writes and its pictures must be apart:"
-                    " choose another folder"
+                    f"--{flag} {path}: {relation} --{other} {place}, and must lie apart from it; choose another folder"
                 )
     if class_dir := pictures.get("class_data_dir"):
         found += [
