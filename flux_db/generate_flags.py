@@ -153,9 +153,10 @@ def _weighted(text: str, problems: list[str]) -> Weighted:
 
 
 def _output_problems(order: Order) -> list[str]:
-    if order.output.exists() and not order.output.is_dir():
-        return [f"-o {order.output}: is a file; give a folder"]
-    there = [path.name for path in (*order.pictures(), order.output / GRID) if path.exists()]
+    for path in (order.output, *order.output.absolute().parents):
+        if os.path.lexists(path) and not os.path.isdir(path):
+            return [f"-o {order.output}: {path} is not a folder; give one"]
+    there = [path.name for path in (*order.pictures(), order.output / GRID) if os.path.lexists(path)]
     return [f"-o {order.output}: has {there[0]} already; choose another folder"] if there else []
 
 

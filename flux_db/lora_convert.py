@@ -90,22 +90,26 @@ def name_tensors(layers: Layers, format_: Format, *, alphas: bool = True) -> dic
 
 def _alpha_tensor(layer: Layer, format_: Format) -> np.ndarray:
     """In its own type, unless that cannot hold the number, or is none of the floats that diffusers wants."""
-    if layer.alpha_dtype in FLOATS or (layer.alpha_dtype and format_ in FUSED and layer.alpha.is_integer()):
-        with np.errstate(over="ignore"):
+    if layer.alpha_dtype in FLOATS or (layer.alpha_dtype and format_ in FUSED):
+        with np.errstate(all="ignore"):
             value = np.array(layer.alpha).astype(DTYPES[layer.alpha_dtype])
-        if float(value) == layer.alpha:
+        if math.isclose(float(value), layer.alpha, rel_tol=1e-6):
             return value
     return np.array(layer.alpha, np.float32)
 
 
 def _fits(adapter: str, layers: Layers) -> bool:
-    """Whether diffusers can read the layers by these settings. It rejects alphas in both places, and other ranks."""
+    """Whether diffusers reads the layers rightly by these settings; it rejects other ranks, and alphas given twice."""
     try:
         settings = lora_settings.parse(adapter, "transformer.")
     except ValueError:
         return False
-    return settings.targets(layers) and not any(
-        layer.alpha_dtype or settings.contradiction(name, layer.rank, layer.alpha) for name, layer in layers.items()
+    return (
+        settings.complete
+        and settings.targets(layers)
+        and not any(
+            layer.alpha_dtype or settings.contradiction(name, layer.rank, layer.alpha) for name, layer in layers.items()
+        )
     )
 
 

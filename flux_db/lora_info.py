@@ -34,8 +34,8 @@ MOST_KINDS, MOST_ENTRIES = 100, 100
 
 def norm(layer: Layer) -> float:
     """Frobenius norm of what the layer adds to its weight. [outputs, inputs] is never computed, only [rank, rank]."""
-    down, up = layer.down.astype(np.float64), layer.up.astype(np.float64)
     with np.errstate(all="ignore"):
+        down, up = layer.down.astype(np.float64), layer.up.astype(np.float64)
         square = float(np.sum((up.T @ up) * (down @ down.T)))
     return abs(layer.scale) * math.sqrt(max(square, 0.0)) if math.isfinite(square * layer.scale) else float("nan")
 

@@ -22,6 +22,8 @@ ALPHA_LIMIT = 1e6
 # `attn.to_q`: every layer whose name ends so. `^transformer_blocks.0.attn.to_q`: this one layer. A dot may be escaped.
 _LAYER_PATTERN = re.compile(r"(\^?)([\w-]+(?:\\?\.[\w-]+)*)\$?", re.ASCII)
 
+_NEEDED = {"r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern"}
+
 _shown = reprlib.repr
 
 
@@ -35,7 +37,9 @@ class Settings:
     """Pattern -> (its place in the file, rank); the first that fits counts."""
     alpha_pattern: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     use_rslora: bool = False
-    target_modules: tuple[str, ...] | None = None
+    target_modules: tuple[str, ...] = ()
+    complete: bool = False
+    """Whether all is there that diffusers 0.35 needs; it has other defaults, or none."""
 
     def alpha_of(self, name: str, rank: int) -> float:
         """The layer's alpha, in the sense that its strength is alpha / rank; the rank if no alpha is given."""
@@ -54,8 +58,6 @@ class Settings:
 
     def targets(self, names: Iterable[str]) -> bool:
         """Whether each of these layers is a target, and each target one of these layers."""
-        if self.target_modules is None:
-            return True
         endings = {name: set(_endings(name)) for name in names}
         wanted = set(self.target_modules)
         return all(wanted & found for found in endings.values()) and wanted <= set().union(*endings.values())
@@ -71,13 +73,15 @@ def parse(text: str, prefix: str = "") -> Settings:
     rslora = given.get("use_rslora", False)
     if not isinstance(rslora, bool):
         raise ValueError(f"use_rslora is neither true nor false: {_shown(rslora)}")
+    targets = _targets(given.get("target_modules"))
     return Settings(
         rank=_rank("r", given["r"]) if "r" in given else None,
         alpha=_alpha("lora_alpha", given["lora_alpha"]) if "lora_alpha" in given else None,
         rank_pattern=_pattern("rank_pattern", given, _rank),
         alpha_pattern=_pattern("alpha_pattern", given, _alpha),
         use_rslora=rslora,
-        target_modules=_targets(given.get("target_modules")),
+        target_modules=targets,
+        complete=given.keys() >= _NEEDED and bool(targets),
     )
 
 
@@ -112,11 +116,9 @@ def _pattern(name: str, given: Mapping[str, Any], read: Callable[[str, Any], Any
     return found
 
 
-def _targets(value: Any) -> tuple[str, ...] | None:
+def _targets(value: Any) -> tuple[str, ...]:
     """peft also takes an expression, as text: that is not read."""
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        return None
-    return tuple(value)
+    return tuple(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else ()
 
 
 def _first_match(patterns: Mapping[str, tuple[int, Any]], name: str, default: Any) -> Any:

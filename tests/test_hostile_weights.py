@@ -557,6 +557,23 @@ def test_numbers_beyond_reason_are_refused_by_generate(model, tmp_path, capfd, w
     assert caught.value.code == 2 and words[0] in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["file", "pipe", "dangling link", "under a file", "a picture's name"])
+def test_generate_finds_out_before_it_draws_that_it_cannot_write(model, tmp_path, kind):
+    output = tmp_path / "out"
+    if kind == "pipe":
+        os.mkfifo(output)
+    elif kind == "dangling link":
+        output.symlink_to(tmp_path / "nothing")
+    elif kind == "a picture's name":
+        output.mkdir()
+        (output / "000-00.png").symlink_to(tmp_path / "nothing")
+    else:
+        output.write_text("mine")
+    given = output / "below" if kind == "under a file" else output
+    with pytest.raises(UserError, match=r"out is not a folder|has 000-00\.png already"):
+        generate_flags.read(["--model", str(model), "--prompt", "x", "-o", str(given)])
+
+
 # ---- As a user meets it ----
 
 

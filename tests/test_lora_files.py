@@ -138,14 +138,22 @@ def test_names_lead_there_and_back(module):
 # ---- Without loss ----
 
 DEFAULTS = [m for m in SHAPES if m.endswith(tuple(f".{layer}" for layer in DEFAULT_LAYERS))]
-ADAPTER = {"lora_adapter_metadata": json.dumps({"transformer.r": RANK, "transformer.lora_alpha": RANK}), "rank": "4"}
+
+
+def adapter(modules, **changes):
+    """What diffusers writes of peft's settings."""
+    settings = {"r": RANK, "lora_alpha": RANK, "target_modules": modules, "rank_pattern": {}, "alpha_pattern": {}}
+    text = json.dumps({f"transformer.{name}": value for name, value in (settings | changes).items()})
+    return {"lora_adapter_metadata": text, "rank": "4"}
+
+
 FILES = {
-    "every layer": (matrices(SHAPES), ADAPTER),
-    "default layers, bf16": (matrices(DEFAULTS, dtype=ml_dtypes.bfloat16), ADAPTER),
+    "every layer": (matrices(SHAPES), adapter(list(SHAPES))),
+    "default layers, bf16": (matrices(DEFAULTS, dtype=ml_dtypes.bfloat16), adapter(list(DEFAULT_LAYERS))),
     "default layers, fp16": (matrices(DEFAULTS, dtype=np.float16), {}),
     "alpha is not the rank": (with_alpha(matrices(DEFAULTS), 0.1), {}),
     "alpha in bf16": (with_alpha(matrices(DEFAULTS), 7, ml_dtypes.bfloat16), {}),
-    "alpha in the metadata": (matrices(DEFAULTS), {"lora_adapter_metadata": json.dumps({"transformer.lora_alpha": 9})}),
+    "alpha in the metadata": (matrices(DEFAULTS), adapter(DEFAULTS, lora_alpha=9)),
     "one projection": (matrices(["transformer_blocks.0.attn.to_k", "single_transformer_blocks.0.proj_mlp"]), {}),
     "never trained": ({n: np.zeros_like(v) if "lora_B" in n else v for n, v in matrices(DEFAULTS).items()}, {}),
     "all zero": ({n: np.zeros_like(v) for n, v in matrices(DEFAULTS, rank=3).items()}, {}),
@@ -326,6 +334,14 @@ def test_an_edited_kohya_file_comes_back_as_one_that_diffusers_reads(tmp_path, e
     again = converted(back, "kohya", tmp_path / "again")
     for name, delta in deltas(again).items():
         assert delta == pytest.approx(strengths[name], abs=1e-4)
+
+
+def test_settings_that_are_not_enough_for_diffusers_are_replaced(tmp_path):
+    """Without r and target_modules it takes peft's defaults or fails: so alphas are written, which all loaders read."""
+    told = {"lora_adapter_metadata": json.dumps({"transformer.lora_alpha": 9})}
+    source = write(tmp_path / "d", matrices(DEFAULTS), told)
+    back = converted(source, "diffusers", tmp_path / "back")
+    assert set(as_diffusers_reads(back).values()) == {(RANK, 9 / RANK)}
 
 
 @pytest.mark.parametrize(
