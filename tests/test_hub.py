@@ -173,7 +173,7 @@ def test_a_failed_upload_loses_nothing_and_tells_how_to_try_again(output, server
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -252,7 +252,7 @@ def test_the_process_does_not_show_its_token(world, tmp_path, server):
 
     def wait(*request):
         asked.set()
-        go_on.wait(30)
+        go_on.wait(300)
         return answer(*request)
 
     server.answer = wait
@@ -264,11 +264,11 @@ def test_the_process_does_not_show_its_token(world, tmp_path, server):
         env=environment | {"HF_ENDPOINT": server.url}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert asked.wait(30)
+        assert asked.wait(200)
         shown = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")
     finally:
         go_on.set()
-        text = process.communicate(timeout=30)[1]
+        text = process.communicate(timeout=200)[1]
     assert "--push_to_hub" in shown and TOKEN not in " ".join(shown) and "--hub_token" not in shown
     assert process.returncode == 2 and "does not accept the token" in text and TOKEN not in text
     assert not (tmp_path / "out").exists()
