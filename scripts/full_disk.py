@@ -101,6 +101,8 @@ def settings(world: World, folder: Path, **changes: Any) -> dict[str, Any]:
         encode_cache_dir=folder / "cache",
         # LoRA in the last block only: the step compiles in seconds
         lora_layers="single_transformer_blocks.1.attn.to_q",
+        # ... and checkpoints larger than most other files
+        rank=64,
         max_train_steps=STEPS,
         checkpointing_steps=SAVE_EVERY,
         validation_prompt="a drawing of sks dog",
@@ -123,12 +125,16 @@ class FullDisk:
             raise RuntimeError(f"exit code {done.returncode}:\n{done.stderr[-3000:]}")
         self.earlier = folder / "earlier"
         shutil.copytree(self.calm / "out" / f"checkpoint-{RESUME_AT}", self.earlier / f"checkpoint-{RESUME_AT}")
+        self.mounts = can_mount(folder / "probe")
 
     @property
     def enough(self) -> int:
-        """Bytes of a disk that holds everything: all files in whole pages, twice, because some are written anew."""
-        files = [path for path in self.calm.rglob("*") if path.is_file()]
-        return 2 * sum(PAGE * (1 + path.stat().st_size // PAGE) for path in files)
+        """Bytes of a disk that holds everything, with some to spare because files are written anew beside the old.
+
+        Where nothing can be mounted, bytes of the largest file.
+        """
+        sizes = [PAGE * (1 + path.stat().st_size // PAGE) for path in self.calm.rglob("*") if path.is_file()]
+        return 3 * (sum(sizes) if self.mounts else max(sizes)) // 2
 
     def run(self, size: int, *, resumed: bool) -> Result:
         result = Result(size, resumed)
@@ -235,10 +241,10 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         disks = FullDisk(Path(name))
-        kind = "tmpfs" if can_mount(Path(name, "probe")) else "files limited by RLIMIT_FSIZE"
-        print(f"{arguments.sizes} sizes up to {disks.enough // 1024} KiB, {kind}", flush=True)
+        kind = "of a tmpfs" if disks.mounts else "of files, by RLIMIT_FSIZE"
+        print(f"{arguments.sizes} sizes {kind} up to {disks.enough // 1024} KiB", flush=True)
         for number in range(arguments.sizes):
-            size = PAGE * round(1 + (disks.enough / PAGE - 1) * number / max(1, arguments.sizes - 1))
+            size = round(PAGE + (disks.enough - PAGE) * number / max(1, arguments.sizes - 1))
             result = disks.run(size, resumed=number % 2 == 1)
             failed += bool(result.problems)
             how = "resumed" if result.resumed else "fresh"

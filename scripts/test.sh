@@ -26,6 +26,8 @@ from importlib.metadata import requires
 print("\n".join(line.split(";")[0] for line in requires("flux-db") if "interop" in line.partition(";")[2]))'
 }
 
+# Tests write file names and captions in many languages, whatever the locale of this machine is.
+export PYTHONUTF8=1
 install "[test]"
 if [[ "${1:-}" == --interop ]]; then
     shift

@@ -52,7 +52,7 @@ def processes() -> dict[int, list[str]]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
-                found[int(folder.name)] = (folder / "cmdline").read_text().split("\0")
+                found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").split("\0")
             except OSError:
                 continue
     return found
@@ -158,7 +158,7 @@ def test_a_killed_worker_ends_the_job(world, tmp_path):
     begin = time.monotonic()
     os.kill(worker(process.args, 1), signal.SIGKILL)
     text = finish(process)
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 200
     assert process.returncode == 128 + signal.SIGKILL
     assert f"rank 1 was ended by SIGKILL, and the other ranks were stopped. Its last lines, from {output}" in text
 
@@ -179,7 +179,7 @@ def test_what_goes_wrong_on_one_rank_is_told(world, tmp_path, wrong, code, messa
     assert "error: rank" in text and str(tmp_path / "run" / "logs" / "worker_") in text
     assert text.count("Traceback") <= 1
     if wrong == "fail_before_init":
-        assert time.monotonic() - begin < 60
+        assert time.monotonic() - begin < 200
 
 
 def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path):
@@ -199,7 +199,7 @@ def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path
 
 def test_help_and_missing_variables():
     def run(name: str, *words: str) -> subprocess.CompletedProcess:
-        return program.run(program.script(name, *words), timeout=60)
+        return program.run(program.script(name, *words))
 
     for name, variable in (
         ("train_single.sh", "LOG_DIR"),

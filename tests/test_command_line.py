@@ -43,7 +43,7 @@ def test_all_problems_at_once_before_anything_is_written(world, tmp_path):
     for part in ("cut.png", "empty.jpg", "--resolution 50", "--rank 0", "attn.to_x", "bf16", "--class_prompt"):
         assert part in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
-    assert time.monotonic() - start < 10  # no MindSpore, no model
+    assert time.monotonic() - start < 60  # no model; that MindSpore is not imported, test_repo.py checks
 
 
 @pytest.mark.parametrize(

@@ -660,7 +660,7 @@ print(json.dumps({"listed": sorted(listed), "changed": sorted(changed), "differi
 
 
 def test_install_replaces_what_it_lists_with_the_same_signatures_and_import_replaces_nothing():
-    done = program.run([program.PYTHON, "-c", INSTALL], timeout=120)
+    done = program.run([program.PYTHON, "-c", INSTALL])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(found["listed"]) >= 20

