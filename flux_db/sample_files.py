@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,11 @@ def round_folder(output: Path, step: int) -> Path:
     return output / SAMPLES / f"step-{step:05d}"
 
 
+def count(output: Path, step: int) -> int:
+    """How many pictures of a round are there."""
+    return sum(1 for _ in round_folder(output, step).glob("*.png"))
+
+
 def write(path: Path, picture: Image.Image, *, prompt: str, number: int, seed: int) -> None:
     about = PngImagePlugin.PngInfo()
     about.add_itxt("prompt", prompt)
@@ -48,7 +54,7 @@ def read_rounds(output: Path) -> list[Round]:
     found = []
     for folder in (output / SAMPLES).glob("step-*"):
         digits = folder.name.removeprefix("step-")
-        pictures = [_read(path) for path in sorted(folder.glob("*.png"))] if digits.isdigit() else []
+        pictures = [_read(path) for path in sorted(folder.glob("*.png"))] if digits.isdecimal() else []
         if sound := tuple(picture for picture in pictures if picture):
             found.append(Round(int(digits), sound))
     return sorted(found, key=lambda round_: round_.step)
@@ -64,11 +70,24 @@ def _read(path: Path) -> SampleFile | None:
     return SampleFile(path, str(about.get("prompt", "")), int(number) if number.isdigit() else 0)
 
 
-def forget_after(output: Path, step: int) -> None:
-    """Remove the rounds of steps that a resumed run has still before it; their metrics are cut too."""
-    for round_ in read_rounds(output):
-        if round_.step > step:
-            shutil.rmtree(round_folder(output, round_.step))
+def folders_after(output: Path, step: int) -> Iterator[Path]:
+    """The folders of rounds after a step, whatever is in them."""
+    for folder in (output / SAMPLES).glob("step-*"):
+        digits = folder.name.removeprefix("step-")
+        if digits.isdecimal() and int(digits) > step:
+            yield folder
+
+
+def forget(output: Path, step: int) -> None:
+    shutil.rmtree(round_folder(output, step), ignore_errors=True)
+
+
+def forget_after(output: Path, step: int) -> bool:
+    """Remove the rounds of steps that a resumed run has still before it; true if there were any."""
+    folders = list(folders_after(output, step))
+    for folder in folders:
+        shutil.rmtree(folder)
+    return bool(folders)
 
 
 def columns(rounds: list[Round]) -> list[tuple[str, int]]:
