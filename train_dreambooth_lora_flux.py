@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
         from flux_db.prepare import prepare
 
         device = runtime.start(config.runtime)
-        model, cache, dataset = prepare(config, device)
-        return pipeline.train(config, device, model, cache, dataset, stop)
+        model, cache, dataset, start = prepare(config, device)
+        return pipeline.train(config, device, model, cache, dataset, start, stop)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,9 @@ FINGERPRINTS = {"model_fingerprint": "pretrained_model_name_or_path", "data_fing
 
 ABSENT = "(not recorded)"
 
+# Characters of a value in a message.
+SHOWN = 300
+
 
 class Change(NamedTuple):
     """A setting that differs from the checkpoint's."""
@@ -142,14 +145,24 @@ def _dealing(settings: Mapping[str, Any], cards: int) -> tuple[int, int, int]:
     return batch, accumulation, cards
 
 
-def refuse_changes(changes: list[Change], allowed: frozenset[str]) -> None:
-    """Raise a UserError that lists every change not allowed and the flag that allows them all."""
-    refused = [change for change in changes if change.name not in allowed]
-    if not refused:
-        return
-    lines = [f"  {change.name}: {change.old!r} in the checkpoint, {change.new!r} now" for change in refused]
-    names = ",".join(sorted({*allowed, *(change.name for change in refused)}))
-    raise UserError(
-        "the checkpoint was made with other settings, and these change the result:",
-        [*lines, f"set them back, or go on with the new ones by --allow_changed {names}"],
-    )
+def refuse_changes(changes: list[Change], allowed: frozenset[str], unfit: Mapping[str, str] | None = None) -> None:
+    """Raise a UserError that lists every change not allowed and the flag that allows them all.
+
+    `unfit`: settings that cannot be allowed, and why.
+    """
+    unfit = unfit or {}
+    problems = [f"--{name}: {why}, which do not fit; set it back, or start a new run" for name, why in unfit.items()]
+    refused = [change for change in changes if change.name not in {*allowed, *unfit}]
+    details = []
+    if refused:
+        names = ",".join(sorted({*allowed, *(change.name for change in refused)} - unfit.keys()))
+        problems.append("the checkpoint was made with other settings, and these change the result:")
+        details = [f"  {c.name}: {_shown(c.old)} in the checkpoint, {_shown(c.new)} now" for c in refused]
+        details.append(f"set them back, or go on with the new ones by --allow_changed {names}")
+    if problems:
+        raise UserError(problems, details)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

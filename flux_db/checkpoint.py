@@ -10,18 +10,24 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flux_db import __version__, atomic
 from flux_db.errors import UserError
+from flux_db.files import TEXT_LIMIT, open_regular, read_bytes
 
 SCHEMA = 1
 FORMAT = "flux_db checkpoint"
 MANIFEST = "manifest.json"
 TOOL = f"flux_db {__version__}"
+
+# The most that a file of a checkpoint can sensibly have: Prodigy's state of a LoRA with a billion weights is 16 GB.
+FILE_LIMIT = 32 * 2**30
+
+T = TypeVar("T")
 
 
 class DamagedCheckpoint(UserError):
@@ -64,12 +70,10 @@ def load(folder: Path | str) -> Checkpoint:
     files: dict[str, bytes] = {}
     problems: list[str] = []
     for name, entry in manifest["files"].items():
-        data = _read(folder / name, problems)
+        data = _read(folder / name, problems, size=entry["size"])
         if data is None:
             continue
-        if len(data) != entry["size"]:
-            problems.append(f"{folder / name}: has {len(data)} bytes instead of {entry['size']}")
-        elif _sha256(data) != entry["sha256"]:
+        if _sha256(data) != entry["sha256"]:
             problems.append(f"{folder / name}: its content is not what was written (SHA-256 differs)")
         files[name] = data
     if problems:
@@ -77,12 +81,15 @@ def load(folder: Path | str) -> Checkpoint:
     return Checkpoint(folder, manifest["step"], files)
 
 
-def find_latest(output_dir: Path | str) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint by number, if any, and a line for each newer one that was skipped."""
+def find_latest(output_dir: Path | str, read: Callable[[Path], T] = load) -> tuple[T | None, list[str]]:
+    """The newest sound checkpoint by number, if any, and a line for each newer one that was skipped.
+
+    `read` is given its folder, and raises DamagedCheckpoint if it must not be trained on.
+    """
     skipped: list[str] = []
     for _, folder in reversed(numbered(output_dir)):
         try:
-            return load(folder), skipped
+            return read(folder), skipped
         except DamagedCheckpoint as error:
             skipped.append(f"skipped {folder.name}: {'; '.join(error.problems)}")
     return None, skipped
@@ -100,6 +107,19 @@ def numbered(output_dir: Path | str) -> list[tuple[int, Path]]:
 def _step_in_name(folder: Path) -> int | None:
     match = re.fullmatch("checkpoint-(0|[1-9][0-9]*)", folder.name)
     return int(match[1]) if match else None
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether this program made the folder, be it damaged by now or of a later version."""
+    return folder.is_dir() and not folder.is_symlink() and os.path.lexists(folder / MANIFEST)
+
+
+def is_same(one: Path, two: Path) -> bool:
+    """Whether two folders hold the same checkpoint, by their manifests alone."""
+    try:
+        return _read_manifest(one) == _read_manifest(two)
+    except DamagedCheckpoint:
+        return False
 
 
 def _is_plain(name: str) -> bool:
@@ -168,9 +188,9 @@ def _manifest_problem(data: bytes, step_in_name: int | None) -> str | None:
     if isinstance(schema, int) and schema > SCHEMA:
         return (
             f"is of schema {schema}, while {TOOL} knows schemas up to {SCHEMA}; resume with the version that wrote it"
-            f" ({manifest.get('tool')})"
+            f" ({str(manifest.get('tool'))[:80]})"
         )
-    if schema != SCHEMA or data != _seal(manifest) or not _is_well_formed(manifest):
+    if schema != SCHEMA or not _is_well_formed(manifest) or data != _seal(manifest):
         return "its content is not what was written"
     # A folder that was copied to another name of the user's choice is fine; a wrong number is not.
     if step_in_name not in (None, manifest["step"]):
@@ -179,12 +199,24 @@ def _manifest_problem(data: bytes, step_in_name: int | None) -> str | None:
 
 
 def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
-    step, files = manifest.get("step"), manifest.get("files")
+    step, tool, files = (manifest.get(name) for name in ("step", "tool", "files"))
     return (
-        type(step) is int
+        manifest.keys() == {"format", "schema", "step", "tool", "files", "sha256"}
+        and type(step) is int
+        and step >= 0
+        and isinstance(tool, str)
         and isinstance(files, dict)
-        and all(_is_plain(name) and isinstance(entry, dict) for name, entry in files.items())
-        and all(set(entry) == {"size", "sha256"} for entry in files.values())
+        and all(_is_plain(name) and _is_entry(entry) for name, entry in files.items())
+    )
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == {"size", "sha256"}
+        and type(entry["size"]) is int
+        and 0 <= entry["size"] <= FILE_LIMIT
+        and isinstance(entry["sha256"], str)
     )
 
 
@@ -199,9 +231,16 @@ def _is_ours(folder: Path) -> bool:
     return True
 
 
-def _read(path: Path, problems: list[str]) -> bytes | None:
+def _read(path: Path, problems: list[str], size: int | None = None) -> bytes | None:
+    """The bytes of a file, which must have `size` of them; None with a note in problems."""
     try:
-        return path.read_bytes()
+        if size is None:
+            return read_bytes(path, TEXT_LIMIT)
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found == size:
+                return file.read(size)
+        problems.append(f"{path}: has {found} bytes instead of {size}")
     except FileNotFoundError:
         problems.append(f"{path}: is missing")
     except OSError as error:
@@ -243,23 +282,6 @@ def _has_right_sizes(folder: Path) -> bool:
     # Digests would mean to read every checkpoint at every save.
     files = _read_manifest(folder)["files"]
     return all((folder / name).is_file() and (folder / name).stat().st_size == files[name]["size"] for name in files)
-
-
-def set_aside(output_dir: Path | str, beside: Sequence[str] = ()) -> Path | None:
-    """Move an earlier run's checkpoints to `earlier-<n>/`, where a new run's `latest` does not find them.
-
-    What else the earlier run made goes with them, if it is named in `beside`.
-    """
-    ours = [folder for _, folder in numbered(output_dir) if _is_ours(folder)]
-    ours += [path for name in beside if (path := Path(output_dir, name)).exists()]
-    if not ours:
-        return None
-    target = next(p for n in itertools.count(1) if not (p := Path(output_dir, f"earlier-{n}")).exists())
-    target.mkdir()
-    for folder in ours:
-        folder.rename(target / folder.name)
-    atomic.sync_folder(Path(output_dir))
-    return target
 
 
 def clean_leftovers(output_dir: Path | str) -> list[str]:

@@ -94,7 +94,8 @@ def launch(config: Config, flags: Sequence[str], where: Cards, log_dir: Path | N
             say(f"Drawing class pictures on {where.total} cards")
             if code := supervisor.run_workers([child.MAIN, "class-images", *flags], where, 1):
                 return code
-        if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags))):
+        cards = {"MS_WORKER_NUM": str(where.total)}
+        if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags), **cards)):
             return code
         return supervisor.run_workers([SCRIPT, *flags], where, 0)
 

@@ -89,6 +89,9 @@ class FlatOptimizer(nn.Cell):
         """The state by name: what a checkpoint has to hold besides the weights."""
         return {name: getattr(self, name) for name in self.state_names}
 
+    def start_here(self) -> None:
+        """For an optimizer that takes over weights of another, once they are in place: its own state is fresh."""
+
     def store(self, state: Parameter, value: Tensor, apply: Tensor) -> None:
         ops.assign(state, ops.select(apply, value, state.value()))
 
@@ -133,7 +136,13 @@ class Prodigy(FlatOptimizer):
         self.d = self._state("d", self.d_0)
         self.numerator = self._state("numerator", 0.0)
         self.s = self._state("s", np.zeros(sum(self.sizes), np.float32))
-        self.start = self._state("start", np.concatenate([p.asnumpy().reshape(-1) for p in params]))
+        self.start = self._state("start", self._weights())
+
+    def _weights(self) -> np.ndarray:
+        return np.concatenate([p.asnumpy().reshape(-1) for p in self.parameters])
+
+    def start_here(self) -> None:
+        self.start.set_data(Tensor(self._weights()))
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         updates = self.updates + 1.0

@@ -4,54 +4,50 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flux_db import card, hub, model_files, sample_files, state
+from flux_db import card, hub, sample_files, state, validate
 from flux_db.batches import BatchSource
 from flux_db.build import Training, build, step_settings
 from flux_db.config import Config, validation_prompts
 from flux_db.console import say
 from flux_db.dataset import Dataset
 from flux_db.encode import Cache
-from flux_db.errors import UserError
 from flux_db.export import FILE_NAME
 from flux_db.html_report import REPORT
 from flux_db.interrupt import StopRequest
-from flux_db.report import Reporter
+from flux_db.report import METRICS, Reporter
+from flux_db.resume import Ground, Start, take_over
 from flux_db.runtime import Runtime
 from flux_db.sample import Sampler
-from flux_db.state import Progress
+from flux_db.saved_state import BEST_NAME, Progress
 from flux_db.thumbnails import store_training_pictures
-from flux_db.trainer import Trainer, TrainingFailed, find_start
+from flux_db.trainer import Trainer, TrainingFailed
 from flux_db.validate import Validator
-from flux_db.validation_loss import BEST_NAME, HeldOut
+from flux_db.validation_loss import HeldOut
 
 
-def train(config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset, stop: StopRequest) -> int:
+def train(
+    config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset, start: Start, stop: StopRequest
+) -> int:
     """Train to the end; returns the exit code."""
-    own_parts = model_files.fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
-    fingerprints = {
-        "model_fingerprint": own_parts + cache.text_model,
-        "data_fingerprint": dataset.fingerprint(),
-    }
-    start = find_start(config, runtime, fingerprints)
     training = build(config, runtime, model, dataset)
-    if start and start.step > training.total_steps:
-        raise UserError(
-            f"--resume_from_checkpoint: {start.folder} is at step {start.step}, beyond this run's "
-            f"{training.total_steps} steps; give a larger --max_train_steps, or an earlier checkpoint"
-        )
-    progress = state.from_files(start.files, training) if start else Progress()
+    progress = start.progress
+    if start.saved:
+        state.restore(start.saved, training, config)
+    every = validate.steps_between(config, len(dataset.samples), training.dealing.global_batch)
+    ground = Ground(start.saved.folder if start.saved else None)
+    runtime.barrier()  # all ranks have read the folder before the first one changes it
+    if runtime.is_main:
+        ground = take_over(config, start, round_due=validate.is_due(progress.step, every, training.total_steps))
+        store_training_pictures(config, dataset)
     trainer = Trainer(
         config=config,
         runtime=runtime,
         training=training,
         source=batch_source(config, training, cache, dataset, progress),
-        fingerprints=fingerprints,
-        progress=progress,
-        last_checkpoint=start.folder if start else None,
+        start=start,
+        ground=ground,
+        every=every,
     )
-    if runtime.is_main:
-        sample_files.forget_after(Path(config.output.output_dir), progress.step)
-        store_training_pictures(config, dataset)
     reporter = Reporter(config, training.total_steps, progress.step, enabled=runtime.is_main)
     try:
         validator = held_out = None
@@ -101,12 +97,17 @@ def _push(config: Config, stop: StopRequest) -> int:
 
 def _tell_results(config: Config) -> None:
     output = Path(config.output.output_dir)
+    places = {
+        "LoRA": output / FILE_NAME,
+        "samples": output / sample_files.SAMPLES / sample_files.GRID,
+        "best": output / BEST_NAME,
+        "card": output / card.FILE_NAME,
+        "metrics": output / METRICS,
+        "report": output / REPORT,
+    }
     say("Done.")
-    print(f"LoRA:    {output / FILE_NAME}")
-    if validation_prompts(config):
-        print(f"samples: {output / sample_files.SAMPLES / sample_files.GRID}")
-    if config.validation.keep_best:
-        print(f"best:    {output / BEST_NAME}")
-    print(f"card:    {output / card.FILE_NAME}")
-    print(f"metrics: {output / 'metrics.jsonl'}")
-    print(f"report:  {output / REPORT}")
+    if config.validation.keep_best and not places["best"].is_file():
+        say("warning: no validation loss was finite, so there is no best LoRA")
+    for name, path in places.items():
+        if path.is_file():
+            print(f"{name + ':':8} {path}")

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flux_db import checkpoint, child, encode
-from flux_db.atomic import write_file
 from flux_db.cli import to_yaml
 from flux_db.config import Config
 from flux_db.console import printable, say
 from flux_db.dataset import Dataset, lacks_class_images, read_dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
-from flux_db.model_files import locate_checked
+from flux_db.model_files import fingerprint, locate_checked
 from flux_db.preflight import warnings as setting_warnings
+from flux_db.resume import Start, find_start
 
-CONFIG_NAME = "config.yaml"
 WARNINGS_SHOWN = 20
 
 
@@ -31,6 +31,8 @@ class Place(Protocol):
     @property
     def world_size(self) -> int: ...
 
+    def barrier(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class Alone:
@@ -39,9 +41,25 @@ class Alone:
     is_main: bool = True
     world_size: int = 1
 
+    @property
+    def cards(self) -> int | None:
+        """How many the training will have, as launch tells; None if nobody does."""
+        told = os.environ.get("MS_WORKER_NUM")
+        return int(told) if told else None
 
-def prepare(config: Config, place: Place) -> tuple[Path, Cache, Dataset]:
-    """The model's folder, the filled cache, and the data. Encoders are loaded only for what the cache lacks.
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
+
+
+class Prepared(NamedTuple):
+    model: Path
+    cache: Cache
+    dataset: Dataset
+    start: Start
+
+
+def prepare(config: Config, place: Place) -> Prepared:
+    """The model's folder, the filled cache, the data, and where to start. Encoders load only for what the cache lacks.
 
     With several cards everything must have been prepared before: no rank waits while another encodes.
     """
@@ -49,7 +67,7 @@ def prepare(config: Config, place: Place) -> tuple[Path, Cache, Dataset]:
     if place.is_main:
         output.mkdir(parents=True, exist_ok=True)
         checkpoint.clean_leftovers(output)
-        write_file(output / CONFIG_NAME, to_yaml(config).encode())
+    place.barrier()  # all ranks find the same checkpoints
     model = locate_checked(config)
     cache = encode.open_cache(config, model)
     dataset, warnings = read_dataset(config)
@@ -59,8 +77,15 @@ def prepare(config: Config, place: Place) -> tuple[Path, Cache, Dataset]:
             say(f"warning: {printable(warning)}")
         if len(warnings) > WARNINGS_SHOWN:
             say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
-    work = encode.missing(config, cache, dataset)
     lacks_class = lacks_class_images(config)
+    cards = place.cards if isinstance(place, Alone) else place.world_size
+    own_parts = fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
+    fingerprints = {"model_fingerprint": own_parts + cache.text_model}
+    if not lacks_class:
+        fingerprints["data_fingerprint"] = dataset.fingerprint()
+    # a resume that is refused must not have encoded or written anything
+    start = find_start(config, dataset, fingerprints, cards)
+    work = encode.missing(config, cache, dataset)
     if place.world_size > 1 and (work or lacks_class):
         raise UserError(
             "not everything is encoded yet, and no card waits while another encodes; start with scripts/train_multi.sh,"
@@ -71,11 +96,13 @@ def prepare(config: Config, place: Place) -> tuple[Path, Cache, Dataset]:
         _encode(config, cache, work)
         _run("class-images", config)
         dataset, _ = read_dataset(config)
+        fingerprints["data_fingerprint"] = dataset.fingerprint()
+        start = find_start(config, dataset, fingerprints, cards)
         work = encode.missing(config, cache, dataset)
     _encode(config, cache, work)
     if not work and place.is_main:
         say("Prompts and pictures are already encoded: no encoder is loaded")
-    return model, cache, dataset
+    return Prepared(model, cache, dataset, start)
 
 
 def _encode(config: Config, cache: Cache, work: encode.Work) -> None:

@@ -15,6 +15,7 @@ from flux_db.dataset import sound_class_pictures
 from flux_db.errors import UserError
 from flux_db.images import Picture, find_pictures
 from flux_db.sample import Request, Sampler, SampleSettings
+from flux_db.stream import Purpose
 
 NAME = "class-{:05d}.png"
 
@@ -46,7 +47,10 @@ def generate(config: Config) -> None:
             device.dtype,
             config.model.variant,
         )
-    requests = [Request(**prompt, seed=config.output.seed, number=number) for number in numbers]
+    # noise of their own: otherwise samples of the same seed would start from that of pictures that were trained on
+    requests = [
+        Request(**prompt, seed=config.output.seed, number=number, purpose=Purpose.CLASS_PICTURE) for number in numbers
+    ]
     settings = SampleSettings(
         height=config.data.resolution,
         width=config.data.resolution,

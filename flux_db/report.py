@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from flux_db.atomic import write_file
 from flux_db.config import Config
 from flux_db.console import say
 from flux_db.line_file import LineFile
+from flux_db.metrics_file import ROUND
 from flux_db.trackers import open_trackers
 
 METRICS = "metrics.jsonl"
@@ -53,10 +53,10 @@ class Reporter:
             return
         self._trackers = open_trackers(config)
         self.path = Path(config.output.output_dir, METRICS)
-        _cut_metrics(self.path, first_step)
         self._file = LineFile(self.path)
         self._bar = tqdm(total=total_steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
         self._validation_loss: float | None = None
+        self._measured: dict[str, Any] = {}
 
     def step(self, metrics: Metrics) -> None:
         if not self.enabled:
@@ -75,13 +75,20 @@ class Reporter:
         self._trackers.scalars(scalars, metrics.step)
 
     def validation_loss(self, step: int, loss: float, pictures: str, *, best: bool) -> None:
-        """The loss of the pictures held out; `pictures` tells which ones, by a fingerprint."""
+        """The loss of the pictures held out; `pictures` tells which ones, by a fingerprint. Written by `end_round`."""
         if not self.enabled:
             return
         self._validation_loss = loss
+        self._measured = {"validation_loss": loss, "best": best, "pictures": pictures}
         say(f"validation loss at step {step}: {loss:.5f}{', the lowest so far' if best else ''}")
-        self.event({"step": step, "event": "validation", "validation_loss": loss, "best": best, "pictures": pictures})
         self._trackers.scalars({"validation/loss": loss}, step)
+
+    def end_round(self, step: int, samples: int) -> None:
+        """A validation round is complete, with so many pictures; without this line it is made again on resume."""
+        if not self.enabled:
+            return
+        self.event({"step": step, "event": ROUND, **self._measured, "samples": samples})
+        self._measured = {}
 
     def event(self, values: dict[str, Any]) -> None:
         """A line in metrics.jsonl; NaN becomes null, because JSON has no NaN."""
@@ -105,20 +112,3 @@ class Reporter:
         self._bar.close()
         self._file.close()
         self._trackers.close()
-
-
-def _cut_metrics(path: Path, first_step: int) -> None:
-    """Keep only the lines of steps before the one to go on from, so that a resumed run leaves no double line."""
-    if not path.exists():
-        return
-    if first_step == 0:
-        path.unlink()
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= first_step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # the last line of a killed run may be cut
-    write_file(path, "".join(line + "\n" for line in kept).encode())

@@ -19,7 +19,7 @@ from flux_db.stream import Purpose, generator
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One picture to draw; the seed alone decides its starting noise."""
+    """One picture to draw; seed, number and purpose alone decide its starting noise."""
 
     prompt_embeds: np.ndarray
     """[L, D]"""
@@ -27,6 +27,7 @@ class Request:
     """[D']"""
     seed: int
     number: int
+    purpose: Purpose = Purpose.SAMPLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,7 @@ class Sampler:
         padded = [*requests, *[requests[-1]] * (settings.batch - len(requests))]
         h, w = settings.height // self.factor, settings.width // self.factor
         noise = [
-            generator(r.seed, r.number, Purpose.SAMPLE).standard_normal((self.channels, h, w), np.float32)
-            for r in padded
+            generator(r.seed, r.number, r.purpose).standard_normal((self.channels, h, w), np.float32) for r in padded
         ]
         tokens = self.pipeline(
             prompt_embeds=Tensor(np.stack([r.prompt_embeds for r in padded])).astype(self.dtype),

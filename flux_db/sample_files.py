@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,11 @@ def round_folder(output: Path, step: int) -> Path:
     return output / SAMPLES / f"step-{step:05d}"
 
 
+def count(output: Path, step: int) -> int:
+    """How many pictures of a round are there."""
+    return sum(1 for _ in round_folder(output, step).glob("*.png"))
+
+
 def write(path: Path, picture: Image.Image, *, prompt: str, number: int, seed: int) -> None:
     about = PngImagePlugin.PngInfo()
     about.add_itxt("prompt", prompt)
@@ -66,11 +72,24 @@ def _read(path: Path) -> SampleFile | None:
     return SampleFile(path, str(about.get("prompt", "")), int(number) if re.fullmatch(r"\d{1,9}", number) else 0)
 
 
-def forget_after(output: Path, step: int) -> None:
-    """Remove the rounds of steps that a resumed run has still before it; their metrics are cut too."""
-    for round_ in read_rounds(output):
-        if round_.step > step:
-            shutil.rmtree(round_folder(output, round_.step))
+def folders_after(output: Path, step: int) -> Iterator[Path]:
+    """The folders of rounds after a step, whatever is in them."""
+    for folder in (output / SAMPLES).glob("step-*"):
+        digits = folder.name.removeprefix("step-")
+        if digits.isdecimal() and int(digits) > step:
+            yield folder
+
+
+def forget(output: Path, step: int) -> None:
+    shutil.rmtree(round_folder(output, step), ignore_errors=True)
+
+
+def forget_after(output: Path, step: int) -> bool:
+    """Remove the rounds of steps that a resumed run has still before it; true if there were any."""
+    folders = list(folders_after(output, step))
+    for folder in folders:
+        shutil.rmtree(folder)
+    return bool(folders)
 
 
 def columns(rounds: list[Round]) -> list[tuple[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import mindspore as ms
@@ -14,20 +14,10 @@ from safetensors.numpy import load, save
 
 from flux_db import export, lora
 from flux_db.build import Training
+from flux_db.checkpoint import DamagedCheckpoint
 from flux_db.config import Config
-
-LORA, OPTIMIZER, STATE = export.FILE_NAME, "optimizer.safetensors", "state.json"
-
-
-@dataclass
-class Progress:
-    """How far a run is; the only thing that changes in the loop besides the weights."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    skipped: int = 0
-    """Steps skipped for gradients that were not finite, in all."""
-    skipped_in_row: int = 0
+from flux_db.errors import UserError
+from flux_db.saved_state import LORA, OPTIMIZER, STATE, Progress, SavedState
 
 
 class WeightsNotFinite(Exception):
@@ -58,17 +48,32 @@ def contents(training: Training) -> dict[str, bytes]:
     return {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
 
 
-def from_files(files: Mapping[str, bytes], training: Training) -> Progress:
-    """Restore; before the first compiled step, which would not see the new values afterwards."""
-    lora.load_state_dict(training.transformer, load(files[LORA]))
-    moments = load(files[OPTIMIZER])
-    for name, parameter in training.optimizer.state().items():
+def restore(saved: SavedState, training: Training, config: Config) -> None:
+    """Put a checkpoint's state in place; before the first compiled step, which would not see the new values afterwards.
+
+    With another optimizer than the checkpoint's only the weights are taken.
+    """
+    try:
+        lora.load_state_dict(training.transformer, load(saved.files[LORA]))
+    except UserError as error:
+        raise DamagedCheckpoint([f"{saved.folder / LORA}: {problem}" for problem in error.problems]) from None
+    if saved.config["optimizer"] == config.optim.optimizer:
+        _restore_moments(saved, training)
+    else:
+        training.optimizer.start_here()
+    if training.scaler is not None and saved.loss_scale is not None:
+        training.scaler.scale_value.set_data(Tensor(saved.loss_scale["value"], ms.float32))
+        training.scaler.counter.set_data(Tensor(saved.loss_scale["counter"], ms.int32))
+
+
+def _restore_moments(saved: SavedState, training: Training) -> None:
+    path, moments, wanted = saved.folder / OPTIMIZER, load(saved.files[OPTIMIZER]), training.optimizer.state()
+    if different := sorted(moments.keys() ^ wanted.keys()):
+        raise DamagedCheckpoint(f"{path}: is not the state of {saved.config['optimizer']}: {', '.join(different[:3])}")
+    for name, parameter in wanted.items():
+        if moments[name].shape != tuple(parameter.shape):
+            raise DamagedCheckpoint(f"{path}: {name} is {moments[name].shape}, not {tuple(parameter.shape)}")
         parameter.set_data(Tensor(moments[name]))
-    state = json.loads(files[STATE])
-    if training.scaler is not None and state["loss_scale"] is not None:
-        training.scaler.scale_value.set_data(Tensor(state["loss_scale"]["value"], ms.float32))
-        training.scaler.counter.set_data(Tensor(state["loss_scale"]["counter"], ms.int32))
-    return Progress(**{name: state[name] for name in asdict(Progress())})
 
 
 def _scale(training: Training) -> dict[str, float] | None:
@@ -78,8 +83,3 @@ def _scale(training: Training) -> dict[str, float] | None:
         "value": float(training.scaler.scale_value.asnumpy()),
         "counter": int(training.scaler.counter.asnumpy()),
     }
-
-
-def read_about(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What a checkpoint says of the run it was made by: settings, fingerprints, world_size."""
-    return json.loads(files[STATE])

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     BATCH_ORDER = 11
     CACHED_CROP = 12
     CAPTION = 13
+    CLASS_PICTURE = 14
     VALIDATION = 20
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,25 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from flux_db import __version__, changes, checkpoint, export, lora, run_state, sample_files, state, validate
+from flux_db import __version__, checkpoint, export, lora, metrics_file, run_state, sample_files, state, validate
 from flux_db.atomic import write_file
 from flux_db.batches import BatchSource, dataset_of, prefetch
 from flux_db.build import Training
 from flux_db.cli import lasting_flags
-from flux_db.config import Config, to_flat_dict, with_defaults
+from flux_db.config import Config, to_flat_dict
 from flux_db.console import say, stage
 from flux_db.errors import describe
 from flux_db.html_report import write_report
 from flux_db.interrupt import StopRequest, resume_command
-from flux_db.report import Metrics, Reporter
+from flux_db.report import METRICS, Metrics, Reporter
+from flux_db.resume import Ground, Start
 from flux_db.run_files import CONFIG_NAME
 from flux_db.runtime import Runtime
-from flux_db.state import Progress
+from flux_db.saved_state import BEST_NAME, Best, lora_steps
 from flux_db.validate import Validator
-from flux_db.validation_loss import BEST_NAME, HeldOut, best_so_far
+from flux_db.validation_loss import HeldOut, best_in
+
+CAUSES = "Likely causes: a learning rate that is too high, fp16 (try bf16), or damaged pictures or weights."
 
 
 class TrainingFailed(Exception):
@@ -60,17 +63,20 @@ class Trainer:
         runtime: Runtime,
         training: Training,
         source: BatchSource,
-        fingerprints: dict[str, str],
-        progress: Progress,
-        last_checkpoint: Path | None,
+        start: Start,
+        ground: Ground,
+        every: int | None,
     ) -> None:
         self.config = config
         self.runtime = runtime
         self.training = training
         self.source = source
-        self.fingerprints = fingerprints
-        self.progress = progress
-        self.last_checkpoint = last_checkpoint
+        self.start = start
+        self.ground = ground
+        self.every = every
+        """Steps from one validation round to the next; None without validation."""
+        self.progress = start.progress
+        self.last_checkpoint = ground.checkpoint
         self.output = Path(config.output.output_dir)
         self._stop_agreed = False
 
@@ -79,10 +85,6 @@ class Trainer:
     def run(self, reporter: Reporter, validator: Validator | None, held_out: HeldOut | None, stop: StopRequest) -> int:
         """Train to the end. Returns the exit code: 0, or 128 + signal if a signal stopped the run."""
         self.reporter, self.validator, self.held_out = reporter, validator, held_out
-        self.best: float | None = None
-        if held_out and self.progress.step > 0:
-            kept = self.config.validation.keep_best
-            self.best = best_so_far(self.output, held_out.fingerprint, kept=kept)
         first = self.progress.step
         with (
             # before the first step there is nothing to save; of several ranks the first decides, and the others follow
@@ -95,6 +97,7 @@ class Trainer:
         self._note("running")
         try:
             self._demand_equal_ranks("at the start")
+            self.best = self._recall_best() if self.runtime.is_main else None
             stopped = self._loop(stop)
             if stopped:
                 self._interrupted()
@@ -112,11 +115,8 @@ class Trainer:
 
     def _loop(self, stop: StopRequest) -> bool:
         """Take the steps; true if a signal ended them early."""
-        every = validate.steps_between(
-            self.config, len(self.source.dataset.samples), self.training.dealing.global_batch
-        )
-        if self.progress.step == 0 and every:
-            self._validate(0)
+        if self._has_round(self.progress.step) and not self._is_round_complete():
+            self._validate(self.progress.step)
         pending: Pending | None = None
         self._clock = time.monotonic()
         for micro_step, result in enumerate(self._results(), start=self.source.start):
@@ -132,7 +132,8 @@ class Trainer:
             last = step == self.training.total_steps
             stopping = self._is_stopping(stop)
             save = last or step % self.config.output.checkpointing_steps == 0 or stopping
-            draw = bool(every) and (last or step % every == 0) and not stopping
+            due = self._has_round(step)
+            draw = due and not stopping
             if save or draw:
                 self._finish(pending)
                 pending = None
@@ -141,8 +142,16 @@ class Trainer:
             if draw:
                 self._validate(step)
             if stopping:
-                return not last
+                return not last or due  # the round is made on resume
         return False
+
+    def _has_round(self, step: int) -> bool:
+        return validate.is_due(step, self.every, self.training.total_steps)
+
+    def _is_round_complete(self) -> bool:
+        """Whether the round of the start step was made before. The first rank has looked, and all do the same."""
+        complete = self.runtime.is_main and self.ground.round is not None
+        return bool(self.runtime.sum(np.array([complete], np.float32))[0])
 
     def _is_stopping(self, stop: StopRequest) -> bool:
         """Whether to stop after this step. Several ranks stop after the same one: when all have read it in a result."""
@@ -196,8 +205,7 @@ class Trainer:
         limit = self.config.output.max_skipped_steps
         if progress.skipped_in_row >= limit:
             raise TrainingFailed(
-                f"{limit} steps in a row had gradients that are not finite; stopped at step {pending.step}. "
-                "Likely causes: a learning rate that is too high, fp16 (try bf16), or damaged pictures or weights. "
+                f"{limit} steps in a row had gradients that are not finite; stopped at step {pending.step}. {CAUSES} "
                 f"The last good checkpoint: {self.last_checkpoint or 'none'}",
                 everywhere=True,
             )
@@ -210,6 +218,7 @@ class Trainer:
         if self.validator:
             self.validator.run(step)
         if self.runtime.is_main:
+            self.reporter.end_round(step, sample_files.count(self.output, step))
             write_report(self.output)
         self._clock = time.monotonic()
 
@@ -218,8 +227,8 @@ class Trainer:
         loss = held_out.measure()
         if not self.runtime.is_main:
             return
-        # before the first step there is no LoRA to keep
-        best = step > 0 and np.isfinite(loss) and (self.best is None or loss < self.best)
+        is_lowest = np.isfinite(loss) and (self.best is None or loss < self.best.validation_loss)
+        best = self._is_trained() and is_lowest
         if best and self.config.validation.keep_best:
             try:
                 write_file(self.output / BEST_NAME, self._lora_file())
@@ -227,8 +236,26 @@ class Trainer:
                 say(f"WARNING: the best LoRA was not saved: {describe(problem)}; training goes on")
                 best = False
         if best:
-            self.best = loss
+            self.best = Best(step, loss, held_out.fingerprint)
         self.reporter.validation_loss(step, loss, held_out.fingerprint, best=bool(best))
+
+    def _is_trained(self) -> bool:
+        """Whether any step has changed the LoRA."""
+        return self.progress.skipped < self.progress.step
+
+    def _recall_best(self) -> Best | None:
+        """The lowest validation loss before the start, of the same pictures; None if the LoRA to be kept is gone."""
+        saved, row, keep = self.start.saved, self.ground.round, self.config.validation.keep_best
+        if self.held_out is None or saved is None:
+            return None
+        at_start = best_in([row]) if row else None  # the checkpoint was saved before its step's round
+        best = saved.best if saved.knows_best else best_in(metrics_file.read(self.output / METRICS))
+        best = at_start or best
+        if best is None or best.pictures != self.held_out.fingerprint:
+            return None
+        if keep and at_start:
+            write_file(self.output / BEST_NAME, self._lora_file())
+        return best if not keep or lora_steps(self.output / BEST_NAME) == best.step else None
 
     def _save(self) -> None:
         """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
@@ -236,6 +263,8 @@ class Trainer:
         if self.runtime.is_main:
             try:
                 files = state.to_files(self.training, self.config, self.progress, self._about(), self.facts())
+                if self.best and lora_steps(self.output / BEST_NAME) == self.best.step:
+                    files[BEST_NAME] = (self.output / BEST_NAME).read_bytes()
                 self.reporter.flush()
                 self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
                 self._prune()
@@ -263,7 +292,7 @@ class Trainer:
         if self.runtime.world_size == 1:
             return
         about = {"step": str(self.progress.step).encode()}
-        about |= {name: value.encode() for name, value in self.fingerprints.items()}
+        about |= {name: value.encode() for name, value in self.start.fingerprints.items()}
         if different := self.runtime.differing(state.contents(self.training) | about):
             raise TrainingFailed(
                 f"{when} the cards differ from rank 0 in: {'; '.join(different)}. They must be bitwise equal, so this "
@@ -272,6 +301,12 @@ class Trainer:
             )
 
     def _save_final(self) -> None:
+        if not self._is_trained():
+            raise TrainingFailed(
+                f"all {self.progress.step} steps had gradients that are not finite, so nothing was learned and no LoRA "
+                f"is written. {CAUSES}",
+                everywhere=True,
+            )
         if not self.runtime.is_main:
             return
         path = self.output / export.FILE_NAME
@@ -281,6 +316,7 @@ class Trainer:
             raise TrainingFailed(
                 f"{path} could not be written: {problem.strerror}. Kept: {self.last_checkpoint or 'no checkpoint'}"
             ) from problem
+        self._prune()  # the run may have been killed between its last save and the pruning after it
 
     def _lora_file(self) -> bytes:
         """The LoRA as it is now."""
@@ -309,7 +345,8 @@ class Trainer:
     def _about(self) -> dict[str, Any]:
         return {
             "config": to_flat_dict(self.config),
-            "fingerprints": self.fingerprints,
+            "fingerprints": self.start.fingerprints,
+            "best": asdict(self.best) if self.best else None,
             "world_size": self.runtime.world_size,
             "versions": {"flux_db": __version__, "mindspore": ms.__version__},
         }
@@ -330,32 +367,3 @@ class Trainer:
             )
             if status != "running":
                 write_report(self.output)  # here, because ranks that are done may end this one
-
-
-def find_start(config: Config, runtime: Runtime, fingerprints: dict[str, str]) -> checkpoint.Checkpoint | None:
-    """The checkpoint to go on from, if any; refused if its settings would give another result."""
-    wanted = config.output.resume_from_checkpoint
-    if not wanted:
-        beside = (sample_files.SAMPLES, BEST_NAME)
-        if runtime.is_main and (moved := checkpoint.set_aside(config.output.output_dir, beside)):
-            say(f"Starting afresh: the checkpoints and samples of an earlier run are now in {moved}")
-        return None
-    if wanted == "latest":
-        found, skipped = checkpoint.find_latest(config.output.output_dir)
-        for line in skipped:
-            say(f"warning: {line}")
-        if found is None:
-            say(f"No checkpoint in {config.output.output_dir} yet: starting afresh")
-            return None
-    else:
-        found = checkpoint.load(Path(wanted))
-    saved = state.read_about(found.files)
-    found_changes = changes.changed_settings(
-        {**with_defaults(saved["config"]), **saved["fingerprints"]},
-        {**to_flat_dict(config), **fingerprints},
-        world_size_old=saved["world_size"],
-        world_size_new=runtime.world_size,
-    )
-    changes.refuse_changes(found_changes, config.output.changes_allowed)
-    say(f"Going on from {found.folder}")
-    return found

@@ -14,6 +14,7 @@ from flux_db.atomic import write_png
 from flux_db.config import Config, validation_prompts, validation_size
 from flux_db.console import say, stage
 from flux_db.encode import Cache
+from flux_db.metrics_file import ROUND_FAILED
 from flux_db.report import Reporter
 from flux_db.runtime import Runtime
 from flux_db.sample import Request, Sampler, SampleSettings, grid, to_picture
@@ -28,6 +29,11 @@ def steps_between(config: Config, pictures: int, global_batch: int) -> int | Non
     if validation.validation_steps is not None:
         return validation.validation_steps
     return max(1, math.ceil(validation.validation_epochs * pictures / global_batch))
+
+
+def is_due(step: int, every: int | None, total_steps: int) -> bool:
+    """Whether there is a validation round at a step: at the first, at the last, and between them."""
+    return every is not None and (step in (0, total_steps) or step % every == 0)
 
 
 class Validator:
@@ -107,7 +113,7 @@ class Validator:
 
     def _warn(self, step: int, problem: str) -> None:
         say(f"warning: not all samples at step {step}: {problem}; training goes on")
-        self.reporter.event({"step": step, "event": "validation failed", "message": problem})
+        self.reporter.event({"step": step, "event": ROUND_FAILED, "message": problem})
 
 
 def _describe(error: Exception) -> str:

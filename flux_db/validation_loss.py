@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -16,17 +16,14 @@ from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.dataset import Dataset, Sample
 from flux_db.encode import Cache
-from flux_db.errors import UserError
-from flux_db.report import METRICS
+from flux_db.metrics_file import Row
 from flux_db.runtime import Runtime
+from flux_db.saved_state import Best
 from flux_db.stream import Purpose, generator
 from flux_db.train_step import StepSettings, Velocity
-from flux_db.weight_file import open_weights
 
 # Each picture is noised at so many levels, spread evenly over the schedule.
 LEVELS = 8
-
-BEST_NAME = "best_lora.safetensors"
 
 
 class FlowLoss(nn.Cell, Velocity):
@@ -114,13 +111,7 @@ class HeldOut:
         return float(self.loss(*(Tensor(array) for array in arrays)).asnumpy()[0])
 
 
-def best_so_far(output: Path, fingerprint: str, *, kept: bool) -> float | None:
-    """The lowest loss before a resume, on the same pictures; None if its LoRA should have been kept and is gone."""
-    try:
-        lines = (output / METRICS).read_text(encoding="utf-8").splitlines()
-        rows = [row for row in map(json.loads, lines) if row.get("best") and row.get("pictures") == fingerprint]
-        if not rows or (kept and open_weights(output / BEST_NAME).metadata["steps"] != str(rows[-1]["step"])):
-            return None
-        return rows[-1]["validation_loss"]
-    except (OSError, ValueError, KeyError, UserError):
-        return None
+def best_in(rows: Sequence[Row]) -> Best | None:
+    """The lowest loss that the lines of metrics.jsonl tell of."""
+    lines = [row for row in rows if row.get("best") is True and isinstance(row.get("validation_loss"), float)]
+    return Best(lines[-1]["step"], lines[-1]["validation_loss"], str(lines[-1].get("pictures"))) if lines else None

@@ -16,7 +16,7 @@ import pytest
 
 from flux_db import atomic, checkpoint
 from flux_db.changes import FREE, GLOBAL_BATCH, LENGTH, Change, changed_settings, refuse_changes
-from flux_db.checkpoint import DamagedCheckpoint, clean_leftovers, find_latest, load, prune, save, set_aside
+from flux_db.checkpoint import DamagedCheckpoint, clean_leftovers, find_latest, load, prune, save
 from flux_db.config import from_flat_dict, to_flat_dict
 from flux_db.errors import UserError
 from flux_db.lock import OutputLock
@@ -342,10 +342,10 @@ def test_kill_9_while_saving_loses_nothing(tmp_path, steps):
         assert skipped == []
         assert latest.step >= (int(lines[-1]) if lines else 0)
         assert latest.files == {"a": random.Random(latest.step).randbytes(300_000), "b": b"x" * latest.step}
-        # on a busy machine every kill may fall between a save and its pruning: the next one makes up for it
-        prune(tmp_path, 2)
-        assert len(checkpoints(tmp_path)) <= 2 and find_latest(tmp_path)[0].step == latest.step
         assert not [name for name in names(tmp_path) if name.startswith(".tmp-")]
+    # how many were not pruned in time depends on the machine's load; none of them stands in the way
+    prune(tmp_path, 2)
+    assert len(checkpoints(tmp_path)) == (2 if steps == "rising" else 1)
 
 
 FULL_DISK = """
@@ -768,17 +768,3 @@ def test_an_unreadable_state_is_no_state(tmp_path, content):
 def test_an_unknown_status_is_a_bug(tmp_path):
     with pytest.raises(ValueError):
         write_run_state(tmp_path, "done", step=1, last_good_checkpoint=None)
-
-
-def test_a_fresh_run_never_resumes_an_earlier_runs_checkpoint(tmp_path):
-    for step in (3, 12):
-        save(tmp_path, step, {"a.json": b"{}"})
-    (tmp_path / "checkpoint-7").mkdir()  # not ours
-    moved = set_aside(tmp_path)
-    assert moved == tmp_path / "earlier-1"
-    assert find_latest(tmp_path)[0] is None
-    assert load(moved / "checkpoint-12").step == 12
-    assert (tmp_path / "checkpoint-7").is_dir()
-    assert set_aside(tmp_path) is None
-    save(tmp_path, 3, {"a.json": b"{}"})
-    assert set_aside(tmp_path) == tmp_path / "earlier-2"

@@ -29,12 +29,14 @@ __init__
 console files plain_yaml streams
 errors atomic stream buckets flow cpu_ops likeness lora_names base_model expected_weights charts html_page line_file
 config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
-hub_token child lora_settings part_weights folders
+metrics_file hub_token child lora_settings part_weights folders
 model_files images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
-preflight masks
+preflight masks saved_state
 cli dataset contact_sheet models lora sharding train_step report export lora_convert hub
 plan encode sample build launch lora_info card fuse run_files thumbnails
 check batches validate validation_loss state prior html_report selftest generate_flags
+earlier
+resume
 prepare trainer generate html_compare
 pipeline lora_commands
 __main__

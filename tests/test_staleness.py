@@ -89,7 +89,7 @@ def test_noise_differs_from_step_to_step(cpu, world, tmp_path):
     from flux_db.stream import Dealing
 
     config = world.config(tmp_path, max_train_steps=6)
-    model, cache, dataset = prepare(config, cpu)
+    model, cache, dataset, _ = prepare(config, cpu)
     source = batches.BatchSource(
         config=config,
         dataset=dataset,

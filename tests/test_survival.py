@@ -1,18 +1,25 @@
-"""Runs that meet trouble: bad gradients, damaged checkpoints, a disk that refuses."""
+"""Runs that meet trouble: bad gradients, damaged checkpoints, a disk that refuses, a signal in a validation round."""
 
 import errno
 import json
 import shutil
+import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 from world import lora_bytes, metrics, train, without_time
 
 from flux_db import checkpoint, encode
+from flux_db.checkpoint import DamagedCheckpoint
 from flux_db.dataset import read_dataset
+from flux_db.demo_pictures import write_demo_pictures
 from flux_db.encode import open_cache
 from flux_db.errors import UserError
+from flux_db.interrupt import StopRequest
+from flux_db.trainer import Trainer
 
 # LoRA in the last block only: the step compiles in seconds
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 6, "checkpointing_steps": 2}
@@ -22,10 +29,11 @@ def run_state(output):
     return json.loads((output / "train_state.json").read_text())
 
 
-def spoil(world, config, count):
+def spoil(world, config, count, held_out=False):
     """Put NaN into the stored latents of the first pictures: bad data, not a mocked step."""
     cache = open_cache(config, world.model)
-    for sample in read_dataset(config)[0].samples[:count]:
+    dataset, _ = read_dataset(config)
+    for sample in (dataset.held_out if held_out else dataset.samples)[:count]:
         path = cache.picture_file(sample, False)
         moments = encode.read(path)["moments"].copy()
         moments[0, 0, 0] = np.nan
@@ -35,10 +43,14 @@ def spoil(world, config, count):
 @pytest.fixture
 def spoiled(cpu, world, tmp_path):
     """A config with a cache of its own, filled."""
+    return with_own_cache(cpu, world, tmp_path, max_skipped_steps=3)
+
+
+def with_own_cache(cpu, world, tmp_path, **changes):
     from flux_db.prepare import prepare
 
     shutil.copytree(world.folder / "cache", tmp_path / "cache", dirs_exist_ok=True)
-    config = world.config(tmp_path / "out", encode_cache_dir=str(tmp_path / "cache"), max_skipped_steps=3, **QUICK)
+    config = world.config(tmp_path / "out", encode_cache_dir=str(tmp_path / "cache"), **QUICK | changes)
     prepare(config, cpu)
     return config
 
@@ -60,6 +72,27 @@ def test_nothing_but_bad_gradients_ends_the_run_with_the_causes(calm, world, spo
     assert "Traceback" not in text
     state = run_state(tmp_path / "out")
     assert state["status"] == "failed" and state["last_good_checkpoint"].endswith("checkpoint-2")
+
+
+def test_a_run_that_learned_nothing_is_a_failure_and_claims_no_lora(calm, cpu, world, held_out, tmp_path, capfd):
+    """Fewer steps than --max_skipped_steps, all of them skipped; the untrained LoRA has a fine validation loss."""
+    watched = {"validation_data_dir": held_out, "keep_best": True, "validation_steps": 2}
+    config = with_own_cache(cpu, world, tmp_path, max_train_steps=3, **watched)
+    spoil(world, config, count=3)
+    assert train(config) == 1
+    printed = capfd.readouterr()
+    assert "all 3 steps had gradients that are not finite" in printed.err and "Done." not in printed.err
+    assert "Traceback" not in printed.err and printed.out == ""
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+    assert run_state(tmp_path / "out")["status"] == "failed"
+    losses = [row for row in metrics(tmp_path / "out") if row.get("event") == "validation"]
+    assert len(losses) == 3 and all(row["validation_loss"] > 0 and not row["best"] for row in losses)
+
+
+@pytest.fixture(scope="module")
+def held_out(world):
+    write_demo_pictures(world.folder / "held_out", count=1, size=48)
+    return str(world.folder / "held_out")
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +161,105 @@ def test_old_checkpoints_go_once_the_new_one_is_safe(calm, world, tmp_path):
     assert train(world.config(output, checkpoints_total_limit=2, **QUICK)) == 0
     assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
     assert lora_bytes(output) == lora_bytes(calm)
+
+
+# --- other settings than the checkpoint's ------------------------------------------------------------------------
+
+
+def test_another_optimizer_starts_on_the_old_weights(calm, cpu, world, held_out, tmp_path, capfd):
+    """And the best LoRA is not named if there is none: the held-out picture's loss is not finite."""
+    watched = {"validation_data_dir": held_out, "keep_best": True, "validation_steps": 6}
+    changed = {"optimizer": "prodigy", "learning_rate": 1.0, "resume_from_checkpoint": str(calm / "checkpoint-4")}
+    with pytest.raises(UserError, match="--allow_changed learning_rate,optimizer"):
+        with_own_cache(cpu, world, tmp_path, **watched, **changed)
+    changed["allow_changed"] = "optimizer,learning_rate"
+    config = with_own_cache(cpu, world, tmp_path, **watched, **changed)
+    spoil(world, config, count=1, held_out=True)
+    assert train(config) == 0
+    printed = capfd.readouterr()
+    assert "made with adamw: prodigy starts without its moments, on the weights of step 4" in printed.err
+    assert "no validation loss was finite, so there is no best LoRA" in printed.err and "best:" not in printed.out
+    assert f"LoRA:    {tmp_path / 'out' / 'pytorch_lora_weights.safetensors'}" in printed.out
+    assert [row["step"] for row in metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    files = checkpoint.load(tmp_path / "out" / "checkpoint-6").files
+    moments = load(files["optimizer.safetensors"])
+    before = load(checkpoint.load(calm / "checkpoint-4").files["pytorch_lora_weights.safetensors"])
+    assert moments["updates"] == 2
+    start = np.concatenate([before[name].reshape(-1) for name in sorted(before)])
+    np.testing.assert_array_equal(moments["start"], start)
+
+
+def reseal(calm, output, **files):
+    """A checkpoint with some of its files replaced, and a right seal."""
+    sound = checkpoint.load(calm / "checkpoint-4").files
+    return str(checkpoint.save(output, 4, sound | {name.replace("__", "."): data for name, data in files.items()}))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("optimizer", lambda t: t.pop("exp_avg"), "optimizer.safetensors: is not the state of adamw: exp_avg"),
+        ("optimizer", lambda t: t.update(more=t["exp_avg"]), "optimizer.safetensors: is not the state of adamw: more"),
+        ("optimizer", lambda t: t.update(exp_avg=t["exp_avg"][1:]), r"optimizer.safetensors: exp_avg is \(255,\), not"),
+        (
+            "pytorch_lora_weights",
+            lambda t: t.popitem(),
+            "pytorch_lora_weights.safetensors: the LoRA weights do not fit",
+        ),
+        (
+            "pytorch_lora_weights",
+            lambda t: t.update({name: value[..., :-1].copy() for name, value in t.items() if "lora_A" in name}),
+            "pytorch_lora_weights.safetensors: the LoRA weights do not fit: .* is",
+        ),
+    ],
+)
+def test_a_sealed_checkpoint_that_does_not_fit_the_model_is_refused(calm, world, tmp_path, name, change, message):
+    tensors = load(checkpoint.load(calm / "checkpoint-4").files[f"{name}.safetensors"])
+    change(tensors)
+    path = reseal(calm, tmp_path / "from", **{f"{name}__safetensors": save(tensors)})
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(DamagedCheckpoint, match=message):
+        train(world.config(output, resume_from_checkpoint=path, **QUICK))
+    assert [p.name for p in output.iterdir()] == ["metrics.jsonl"], "nothing is written or moved"
+
+
+# --- a signal on the step of a validation round ------------------------------------------------------------------
+
+
+WATCHED = {
+    "validation_prompt": ["a photo of sks dog"], "num_validation_images": 2, "validation_inference_steps": 2,
+    "validation_steps": 3, "keep_best": True, "report_to": ["tensorboard"], "checkpoints_total_limit": 1,
+    "resume_from_checkpoint": "latest",
+}  # fmt: skip
+
+
+def test_a_stop_on_a_validation_step_loses_no_round(calm, world, held_out, tmp_path, monkeypatch):
+    """Stopped at step 3 and at the last one, 6; every file must be that of a run that nobody stopped."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    from crash_test import compare
+
+    def trained(place, stop_after=None):
+        (tmp_path / place).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / place)  # the same settings in both
+        stop, right = StopRequest(), finish
+
+        def stopping(self, pending):
+            right(self, pending)
+            if pending.step == stop_after:
+                stop.signal = signal.SIGTERM
+
+        monkeypatch.setattr(Trainer, "_finish", stopping)
+        return train(world.config(Path("out"), validation_data_dir=held_out, **QUICK | WATCHED), stop)
+
+    finish = Trainer._finish
+    assert trained("calm") == 0
+    output = tmp_path / "stopped" / "out"
+    assert trained("stopped", stop_after=2) == 128 + signal.SIGTERM
+    assert run_state(output)["step"] == 3 and not (output / "samples" / "step-00003").exists()
+    assert trained("stopped", stop_after=5) == 128 + signal.SIGTERM
+    assert (output / "samples" / "step-00003" / "01.png").exists()
+    assert run_state(output)["step"] == 6 and not (output / "pytorch_lora_weights.safetensors").exists()
+    assert trained("stopped") == 0
+    assert compare(tmp_path / "calm" / "out", output) == []

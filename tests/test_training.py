@@ -10,16 +10,15 @@ from PIL import Image
 from safetensors.numpy import load, load_file
 from world import lora_bytes, metrics, train, without_time
 
-from flux_db import encode, model_files, state
+from flux_db import encode, model_files, saved_state
 from flux_db.batches import BatchSource, prefetch
 from flux_db.config import from_flat_dict, to_flat_dict
 from flux_db.dataset import read_dataset
 from flux_db.encode import open_cache
 from flux_db.errors import UserError
 from flux_db.prepare import prepare
+from flux_db.saved_state import lora_steps
 from flux_db.stream import Dealing
-from flux_db.trainer import find_start
-from flux_db.validation_loss import best_so_far
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def test_what_a_run_leaves_behind(long_run, world):
     assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 and row["skipped"] == 0 for row in rows)
     assert rows[2]["epoch"] == 4.0
     assert {p.name for p in output.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6", "checkpoint-8"}
-    assert state.read_about({state.STATE: (output / "checkpoint-6/state.json").read_bytes()})["step"] == 6
+    assert saved_state.read(output / "checkpoint-6").progress.step == 6
     tensors = load_file(output / "pytorch_lora_weights.safetensors")
     assert all(name.startswith("transformer.") and np.isfinite(v).all() for name, v in tensors.items())
     assert any(np.abs(v).max() > 0 for name, v in tensors.items() if "lora_B" in name)
@@ -80,28 +79,20 @@ def test_a_resumed_run_and_a_validated_run_end_in_the_same_bytes(long_run, world
     rows = metrics(again)
     assert without_time([row for row in rows if "event" not in row]) == without_time(metrics(output))
     names = {str(p.relative_to(again / "samples")) for p in (again / "samples").rglob("*.png")}
-    assert names == {"grid.png", *(f"step-{s:05d}/{n:02d}.png" for s in (6, 8) for n in range(2))}
+    assert names == {"grid.png", *(f"step-{s:05d}/{n:02d}.png" for s in (3, 6, 8) for n in range(2))}
     assert Image.open(again / "samples/step-00008/01.png").size == (48, 32)
-    # the validation loss: at its steps, and the LoRA of the lowest kept
+    # the validation loss: at its steps, also that of the start, and the LoRA of the lowest kept
     events = [row for row in rows if "event" in row]
-    assert [(row["step"], row["event"]) for row in events] == [(6, "validation"), (8, "validation")]
+    assert [(row["step"], row["event"], row["samples"]) for row in events] == [(n, "validation", 2) for n in (3, 6, 8)]
     best = min(events, key=lambda row: row["validation_loss"])
     assert best["best"] and 0.1 < best["validation_loss"] < 10
-    assert best_so_far(again, best["pictures"], kept=True) == best["validation_loss"]
-    assert best_so_far(again, "other pictures", kept=False) is None
+    assert lora_steps(again / "best_lora.safetensors") == best["step"]
     kept = load_file(again / "best_lora.safetensors")
     at_best = load_file(again / f"checkpoint-{best['step']}/pytorch_lora_weights.safetensors")
     assert all(np.array_equal(kept[name], at_best[name]) for name in at_best)
     text = (again / "report.html").read_text(encoding="utf-8")
-    assert "Validation loss" in text and text.count('class="round"') == 2 and "Training picture dog_00.png" in text
+    assert "Validation loss" in text and text.count('class="round"') == 3 and "Training picture dog_00.png" in text
     assert list((again / "logs").iterdir())
-
-
-def test_a_fresh_run_sets_the_samples_of_an_earlier_one_aside(long_run, cpu, tmp_path):
-    (tmp_path / "samples" / "step-00100").mkdir(parents=True)
-    (tmp_path / "best_lora.safetensors").write_bytes(b"old")
-    assert find_start(resumed(long_run, tmp_path), cpu, {}) is None
-    assert sorted(p.name for p in (tmp_path / "earlier-1").iterdir()) == ["best_lora.safetensors", "samples"]
 
 
 def test_resume_refuses_what_changes_the_result(long_run, tmp_path):
@@ -156,14 +147,22 @@ def test_prior_preservation_draws_the_missing_class_pictures(cpu, world, tmp_pat
         "with_prior_preservation": True, "class_data_dir": str(classes), "class_prompt": "a photo of a dog",
         "num_class_images": 4, "sample_batch_size": 2, "validation_inference_steps": 2, "max_train_steps": 2,
         "mixed_precision": "fp16", "gradient_checkpointing": True, "lora_alpha": 2.0,
+        "validation_prompt": ["a photo of a dog"], "num_validation_images": 2,
     }  # fmt: skip
     output = tmp_path / "out"
     assert train(world.config(output, **settings, checkpointing_steps=1)) == 0
     assert sorted(p.name for p in classes.iterdir()) == [
         "class-00000.png", "class-00001.png", "dog_00.png", "dog_01.png.damaged", "dog_02.png",
     ]  # fmt: skip
-    rows = metrics(output)
+    rows = [row for row in metrics(output) if "loss" in row]
     assert len(rows) == 2 and all(np.isfinite(row["loss"]) and row["loss_scale"] > 0 for row in rows)
+    # before the first step the same prompt and seed draw other pictures than those that are trained on
+    for number in range(2):
+        drawn, sample = (
+            np.asarray(Image.open(path), np.float32)
+            for path in (classes / f"class-{number:05d}.png", output / f"samples/step-00000/{number:02d}.png")
+        )
+        assert np.abs(drawn - sample).mean() > 3
     # resumed in fp16 with its dynamic scale, and with pairs of samples: the same bytes
     again = tmp_path / "again"
     path = str(output / "checkpoint-1")
@@ -189,7 +188,7 @@ def test_only_what_changed_is_encoded_again(cpu, world, tmp_path):
         return encode.missing(changed, cache, read_dataset(changed)[0])
 
     assert (len(work().prompts), len(work().pictures)) == (1, 3)
-    _, cache, dataset = prepare(config, cpu)
+    _, cache, dataset, _ = prepare(config, cpu)
     assert not work()
     assert (work(instance_prompt="another").prompts, work(instance_prompt="another").pictures) == (("another",), ())
     assert len(work(resolution=48).pictures) == 3 and not work(resolution=48).prompts
@@ -242,7 +241,7 @@ def test_a_second_run_loads_no_encoder(cpu, long_run, capfd):
 
 
 def source(config, cpu, **dealing):
-    _, cache, dataset = prepare(config, cpu)
+    _, cache, dataset, _ = prepare(config, cpu)
     return BatchSource(
         config=config, dataset=dataset, cache=cache, dealing=Dealing(**dealing), latent_shape=(16, 4, 4),
         learning_rates=np.linspace(0, 1, 6, dtype=np.float32), num_timesteps=1000,

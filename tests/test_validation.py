@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
@@ -20,9 +21,12 @@ from flux_db.errors import UserError
 from flux_db.images import Picture
 from flux_db.preflight import check, check_files
 from flux_db.report import Reporter
+from flux_db.resume import Ground
 from flux_db.runtime import Runtime
-from flux_db.validate import Validator, steps_between
-from flux_db.validation_loss import BEST_NAME, LEVELS, FlowLoss, HeldOut, best_so_far
+from flux_db.saved_state import BEST_NAME, Best
+from flux_db.trainer import Trainer
+from flux_db.validate import Validator, is_due, steps_between
+from flux_db.validation_loss import LEVELS, FlowLoss, HeldOut
 
 
 @dataclass
@@ -286,14 +290,54 @@ def test_it_follows_the_weights(parts):
     assert measure.measure() == loss
 
 
+def recalled(tmp_path, saved, row=None, **changes):
+    """The best that a run knows when it goes on from a checkpoint, at step 4, with this line of its round there."""
+    trainer = Trainer.__new__(Trainer)
+    trainer.config, trainer.output = config(tmp_path, **{"keep_best": True} | changes), tmp_path
+    trainer.start, trainer.ground = SimpleNamespace(saved=saved), Ground(None, row)
+    trainer.held_out = SimpleNamespace(fingerprint="x")
+    trainer._lora_file = lambda: best_file(4)
+    return trainer._recall_best()
+
+
+def best_file(step):
+    return save({"a": np.zeros(1)}, {"steps": str(step)})
+
+
+def line(step, best=True, pictures="x"):
+    return {"step": step, "event": "validation", "validation_loss": 1 / step, "best": best, "pictures": pictures}
+
+
 def test_the_best_survives_a_resume_only_with_its_lora(tmp_path):
-    rows = [{"step": step, "validation_loss": 1 / step, "best": True, "pictures": "x"} for step in (2, 4)]
+    saved = SimpleNamespace(best=Best(2, 0.5, "x"), knows_best=True)
+    assert recalled(tmp_path, saved, keep_best=False) == saved.best
+    assert recalled(tmp_path, saved) is None, "its LoRA is to be kept, and gone"
+    for step, best in ((2, saved.best), (6, None)):
+        (tmp_path / BEST_NAME).write_bytes(best_file(step))
+        assert recalled(tmp_path, saved) == best
+    assert recalled(tmp_path, SimpleNamespace(best=Best(2, 0.5, "other pictures"), knows_best=True)) is None
+    assert recalled(tmp_path, None) is None
+
+
+def test_the_best_of_the_start_steps_own_round_is_written_again(tmp_path):
+    """The checkpoint was saved before that round, so its LoRA is the checkpoint's weights."""
+    saved = SimpleNamespace(best=Best(2, 0.5, "x"), knows_best=True)
+    (tmp_path / BEST_NAME).write_bytes(best_file(2))
+    assert recalled(tmp_path, saved, line(4, best=False)) == saved.best
+    assert recalled(tmp_path, saved, line(4)) == Best(4, 0.25, "x")
+    assert (tmp_path / BEST_NAME).read_bytes() == best_file(4)
+
+
+def test_a_checkpoint_of_an_older_version_has_its_best_in_the_metrics(tmp_path):
+    rows = [line(2), line(3, best=False), {"step": 3, "loss": 1.0}, line(4) | {"validation_loss": None}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert best_so_far(tmp_path, "x", kept=False) == 0.25
-    assert best_so_far(tmp_path, "x", kept=True) is None
-    for step, best in ((4, 0.25), (6, None)):  # 6: of a part of the run that the resume undid
-        (tmp_path / BEST_NAME).write_bytes(save({"a": np.zeros(1)}, {"steps": str(step)}))
-        assert best_so_far(tmp_path, "x", kept=True) == best
+    (tmp_path / BEST_NAME).write_bytes(best_file(2))
+    assert recalled(tmp_path, SimpleNamespace(best=None, knows_best=False)) == Best(2, 0.5, "x")
+
+
+def test_rounds_are_due_at_both_ends_and_between():
+    assert [step for step in range(12) if is_due(step, 4, 10)] == [0, 4, 8, 10]
+    assert not any(is_due(step, None, 10) for step in range(12))
 
 
 def test_a_failure_is_nan_on_every_rank_and_training_goes_on(parts, capfd):

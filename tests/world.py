@@ -73,15 +73,15 @@ def split_weights(file: Path, *names: str) -> Path:
     return index
 
 
-def train(config: Config) -> int:
+def train(config: Config, stop=None) -> int:
     """The main job in this process, as the script does it."""
     from flux_db import pipeline, runtime
     from flux_db.interrupt import StopRequest
     from flux_db.prepare import prepare
 
     device = runtime.Runtime(device="CPU", dtype=runtime.DTYPES[config.runtime.mixed_precision])
-    model, cache, dataset = prepare(config, device)
-    return pipeline.train(config, device, model, cache, dataset, StopRequest())
+    model, cache, dataset, start = prepare(config, device)
+    return pipeline.train(config, device, model, cache, dataset, start, stop or StopRequest())
 
 
 def metrics(output: Path) -> list[dict]:

@@ -56,7 +56,7 @@ def run(request, cpu, world, tmp_path_factory):
 
 
 def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
-    model, cache, dataset = prepare(run, cpu)
+    model, cache, dataset, _ = prepare(run, cpu)
     source = batches.BatchSource(
         config=run,
         dataset=dataset,
