@@ -68,6 +68,9 @@ KINDS: dict[str, Callable[[Path], None]] = {
 HTML = b"<!doctype html><html><head><title>404 Not Found</title></head><body>Not Found</body></html>\n"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 553116\n"
 
+# A token of the hub, to be shown to nobody.
+SECRET = "hf_secretsecretsecret"
+
 # What a terminal would obey, a page would run and a table would compute.
 TERMINAL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred"
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -20,9 +20,9 @@ HASHED = 4 * 2**20
 # Where libraries may keep what they like.
 ALWAYS = ("home/.cache", "home/.config")
 
-_CRASH = re.compile(
-    r"Traceback \(most recent call last\)|Exception ignored in|Fatal Python error|^\S+\.py:\d+: \w+Warning:", re.M
-)
+_CRASH = re.compile(r"Traceback \(most recent call last\)|Exception ignored in|Fatal Python error")
+# A line that names the source, which only its author understands.
+_WARNING = re.compile(r"^\S+\.py:\d+: \w*Warning:.*", re.M)
 # A progress bar returns to the beginning of its line; nothing else may.
 _BAR = re.compile(r"\s*|.*(\d+%\||it/s|s/it|[\d?] ?\w+/s).*", re.S)
 
@@ -109,6 +109,8 @@ def _text(text: str) -> list[str]:
     if crash := _CRASH.search(text):
         last = [line for line in text.splitlines() if line.strip()][-1]
         found.append(f"traceback: {crash[0].strip()} ... {last[:200]}")
+    if warning := _WARNING.search(text):
+        found.append(f"warning: {warning[0][:200]}")
     if len(text) > MOST_TEXT:
         found.append(f"flood: {len(text)} characters")
     first, *rest = text.split("\r")

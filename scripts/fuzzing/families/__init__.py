@@ -7,6 +7,7 @@ from fuzzing.families import (
     captions,
     checkpoints,
     configs,
+    drawing,
     environment,
     flags,
     folders,
@@ -41,7 +42,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Plan]]] = {
     "datasets": hub.dataset_plans,
     "environment": environment.plans,
     "checkpoints": checkpoints.plans,
+    "generate": drawing.plans,
 }
 
 # These need MindSpore: seconds for each case.
-SLOW: tuple[str, ...] = ("checkpoints",)
+SLOW: tuple[str, ...] = ("checkpoints", "generate")

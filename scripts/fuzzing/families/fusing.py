@@ -1,4 +1,4 @@
-"""`fuse`: strengths that are none, folders that cannot be, models with more in them than weights."""
+"""Where `fuse` and `export` write to, strengths that are none, models with more in them than weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fuzzing import lora_files, tensors
-from fuzzing.case import Bench, Case, Expect, Plan, either, fine, plan, refused
+from fuzzing.case import Bench, Case, Expect, Plan, either, fine, plan, refused, unwritable
 from fuzzing.families.loras import NAMES, A, B, compare, merged
 from fuzzing.hostile import KINDS
 from fuzzing.tensors import raw
@@ -18,7 +18,11 @@ def plans() -> Iterator[Plan]:
     for value, expect in SCALES.items():
         yield plan(f"--scale {value}", scaled, value, expect)
     for about, build in PLACES.items():
-        yield plan(about, build)
+        yield plan(f"fuse {about}", build)
+    for about, (output, expect) in OUTPUTS.items():
+        yield plan(f"export to {about}", export_to, output, expect)
+    for about in KINDS:
+        yield plan(f"export to what is {about}", export_to_special, about)
 
 
 SCALES: dict[str, Expect] = {
@@ -104,3 +108,28 @@ PLACES: dict[str, Callable[[Bench], Case]] = {
     "a model with a pipe in it": fuse_to(_with_pipe, "made", either("model")),
     "a model with a pipe beside its weights": fuse_to(_with_pipe_in_transformer, "made", either("model")),
 }
+
+
+# --- export --------------------------------------------------------------------------------------------------------
+
+OUTPUTS: dict[str, tuple[str, Expect]] = {
+    "a new file": ("made", fine()),
+    "the file itself": ("lora.safetensors", refused("-o")),
+    "a folder that is not there": ("no/made", refused("-o")),
+    "/proc": ("/proc/made", unwritable("-o", "/proc/made")),
+    "/dev/full": ("/dev/full", refused("-o")),
+    "a name of 300 letters": ("x" * 300, unwritable("-o", "xxx")),
+    "a name with an escape sequence": ("made\x1b[31m", either("-o")),
+    "a name that is empty": ("", refused("-o")),
+}
+
+
+def export_to(bench: Bench, output: str, expect: Expect) -> Case:
+    bench.write("lora.safetensors", tensors.file_of(lora_files.make(bench.world, bench.rng)))
+    return bench.run(expect, "export", "lora.safetensors", "--format", "kohya", "-o", output, writes=[output])
+
+
+def export_to_special(bench: Bench, about: str) -> Case:
+    """Nothing is overwritten, whatever it is; where a link leads nowhere, the file may be made or not."""
+    KINDS[about](bench.path("made"))
+    return export_to(bench, "made", either("-o") if about.endswith(("nowhere", "itself")) else refused("-o"))

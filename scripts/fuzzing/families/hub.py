@@ -10,11 +10,10 @@ from fuzzing import bad_hub, hostile
 from fuzzing.case import Bench, Case, Expect, Plan, either, fine, plan, refused
 from fuzzing.families.pictures import saved
 from fuzzing.families.runs import write_run
-from fuzzing.hostile import KINDS
+from fuzzing.hostile import KINDS, SECRET
 from fuzzing.looks import can_start, counts
 from fuzzing.world import picture
 
-TOKEN = "hf_secretsecretsecret"
 NAMES = ("", " ", "a b", "../x", "a/b/c", "-x", "x" * 300, "a\x1b[31m", os.fsdecode(b"\xff"), "a--b", "a..b", "/x")
 
 # An upload may fail for a reason of its own; so says the line.
@@ -39,15 +38,15 @@ def plans() -> Iterator[Plan]:
 
 def push(bench: Bench, words: list[str], expect: Expect, variables: dict[str, str | None]) -> Case:
     write_run(bench.folder / "run")
-    environment = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", **variables}
-    return bench.run(expect, "push", "run", *words).but(environment=environment, hidden=(TOKEN,))
+    environment = {"HF_TOKEN": SECRET, "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", **variables}
+    return bench.run(expect, "push", "run", *words).but(environment=environment, hidden=(SECRET,))
 
 
 def train(bench: Bench, words: list[str], variables: dict[str, str | None]) -> Case:
-    environment = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": "http://127.0.0.1:9", **variables}
+    environment = {"HF_TOKEN": SECRET, "HF_ENDPOINT": "http://127.0.0.1:9", **variables}
     flags = [*bench.flags(push_to_hub=True), *words]
     expect = refused("--push_to_hub", "--hub_model_id")
-    return bench.run(expect, "train", *flags).but(environment=environment, hidden=(TOKEN,))
+    return bench.run(expect, "train", *flags).but(environment=environment, hidden=(SECRET,))
 
 
 def answered(bench: Bench, answer: str) -> Case:
@@ -55,8 +54,8 @@ def answered(bench: Bench, answer: str) -> Case:
 
 
 def token_told(bench: Bench) -> Case:
-    case = push(bench, ["--hub_model_id", "me/dog", "--hub_token", TOKEN], FAILED, {"HF_TOKEN": None})
-    return case.but(words=("push", "run", "--hub_token", TOKEN, "--hub_model_id", "me/dog"))
+    case = push(bench, ["--hub_model_id", "me/dog", "--hub_token", SECRET], FAILED, {"HF_TOKEN": None})
+    return case.but(words=("push", "run", "--hub_token", SECRET, "--hub_model_id", "me/dog"))
 
 
 def with_run(change: Callable[[Bench], object], expect: Expect = FAILED) -> Callable[[Bench], Case]:
@@ -95,7 +94,7 @@ FOLDERS: dict[str, Callable[[Bench], Case]] = {
 VARIABLES: dict[str, dict[str, str | None]] = {
     "without a token": {"HF_TOKEN": None},
     "with an empty token": {"HF_TOKEN": ""},
-    "with a token of two lines": {"HF_TOKEN": f"{TOKEN}\nInjected: header"},
+    "with a token of two lines": {"HF_TOKEN": f"{SECRET}\nInjected: header"},
     "with a token of other letters": {"HF_TOKEN": "hf_é狗"},
     "with a token of escape sequences": {"HF_TOKEN": "hf_\x1b[31m"},
     "offline": {"HF_HUB_OFFLINE": "1"},

@@ -89,11 +89,15 @@ def compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> st
 
 
 def changed(bench: Bench, name: str, change: Change, expect: Expect) -> Case:
+    write_changed(bench, change)
+    return command(bench, name, expect)
+
+
+def write_changed(bench: Bench, change: Change) -> None:
     content = lora_files.make(bench.world, bench.rng)
     metadata = {"format": "pt"}
     change(content, metadata)
     bench.write("lora.safetensors", tensors.file_of(content, metadata))
-    return command(bench, name, expect)
 
 
 def put(name: str, tensor: Raw | Callable[[Raw], Raw]) -> Change:

@@ -124,7 +124,7 @@ SETTINGS: dict[str, str] = {
     "a month that is none": "rank: 2001-13-45\n",
     "an empty int": "rank: !!int ''\n",
     "5000 digits": f"rank: {'9' * 5000}\n",
-    "a secret": "hub_token: hf_secret_secret_secret\nrank: 4\n",
+    "a secret": f"hub_token: {hostile.SECRET}\nrank: 4\n",
     "Latin-1": "instance_prompt: \udce9\n",
 }
 
