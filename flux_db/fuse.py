@@ -126,7 +126,7 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
     except BaseException as problem:
         shutil.rmtree(temp, ignore_errors=True)
         if isinstance(problem, OSError):
-            raise UserError(f"-o {output}: could not be written: {problem.strerror or problem}") from problem
+            raise UserError(f"-o {output}: could not be written: {problem}") from problem
         raise
 
 
