@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flux_db.atomic import write_file
-from flux_db.errors import UserError
+from flux_db.errors import UserError, unwritable
 
 
 def export(argv: list[str]) -> None:
@@ -27,7 +27,7 @@ def export(argv: list[str]) -> None:
     try:
         write_file(output, data)
     except OSError as problem:
-        raise UserError(f"-o {output}: could not be written: {problem.strerror}") from problem
+        raise unwritable(f"-o {output}: could not be written", problem) from problem
     print(output)
 
 

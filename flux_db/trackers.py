@@ -149,7 +149,8 @@ class Feed:
         try:
             self._calls.put(call, timeout=PATIENCE_SECONDS)
         except queue.Full:
-            self._leave(f"it has taken nothing for {PATIENCE_SECONDS:g} s")
+            if not self._given_up:  # it may have failed meanwhile
+                self._leave(f"it has taken nothing for {PATIENCE_SECONDS:g} s")
 
     def close(self) -> None:
         self.put(lambda tracker: tracker.close())

@@ -201,7 +201,7 @@ def test_readme_names_exactly_the_configs_there_are():
 
 def test_readme_flags_exist():
     known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {"config", "help"}
-    elsewhere = {"size", "seed", "big-t5", "interop", "kills"}  # flux_db's commands and scripts
+    elsewhere = {"size", "seed", "big-t5", "interop", "kills", "sizes"}  # flux_db's commands and scripts
     elsewhere |= {"hub_token"}  # taken from the command line before it is parsed
     elsewhere |= {"model", "lora", "prompt", "num", "format", "scale"}  # generate, export, fuse
     elsewhere |= {"worker_num", "local_worker_num", "master_port", "log_dir", "join"}  # msrun

@@ -20,6 +20,7 @@ from flux_db.sample import Request, Sampler, SampleSettings
 from flux_db.stream import Dealing, Purpose, generator
 from flux_db.weight_file import to_bytes
 
+TORCH_VARIABLES = program.environment(PYTHONPATH=str(program.ROOT))
 STEPS = 20
 RUNS = {
     "alpha is the rank": {"rank": 4},
@@ -38,11 +39,15 @@ def ask_torch(command, model, folder, arrays=None, **settings):
     given, got = folder / f"{command}.in.safetensors", folder / f"{command}.out.safetensors"
     arrays = {name: np.ascontiguousarray(value) for name, value in (arrays or {"none": np.zeros(1)}).items()}
     save_file(arrays, given, {"settings": json.dumps(settings)})
-    words = [os.environ["FLUX_DB_TORCH_PYTHON"], Path(__file__).with_name("torch_side.py"), command, model, given, got]
-    done = program.run([str(word) for word in words])
-    assert done.returncode == 0, done.stderr
+    run_torch(Path(__file__).with_name("torch_side.py"), command, model, given, got)
     with safe_open(got, "numpy") as file:
         return load_file(got), json.loads(file.metadata()["facts"])
+
+
+def run_torch(*words):
+    """A script in the second environment, with none of this process's variables: some change how torch computes."""
+    done = program.run([os.environ["FLUX_DB_TORCH_PYTHON"], *map(str, words)], env=TORCH_VARIABLES, timeout=900)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS.keys())
@@ -245,9 +250,7 @@ def apply_with_mindone(file, x):
 
 def test_reference_files_made_again_are_the_same(tmp_path):
     """Byte for byte on the processor that made them, within golden.SAME on any other."""
-    words = [os.environ["FLUX_DB_TORCH_PYTHON"], str(program.ROOT / "scripts" / "make_golden.py"), str(tmp_path)]
-    done = program.run(words, env=program.environment(PYTHONPATH=str(program.ROOT)))
-    assert done.returncode == 0, done.stderr
+    run_torch(program.ROOT / "scripts" / "make_golden.py", tmp_path)
     made, kept = golden.read(tmp_path), golden.read()
     if made.facts["versions"] != kept.facts["versions"]:
         pytest.skip(f"other versions: {made.facts['versions']}")
