@@ -18,16 +18,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+from fuzzing.case import Plan
+from fuzzing.families import FAMILIES, SLOW
+from fuzzing.runner import HANG_SECONDS, Runner, Verdict, find_tree
+from tqdm import tqdm
 
-from fuzzing.case import Plan  # noqa: E402
-from fuzzing.families import FAMILIES, SLOW  # noqa: E402
-from fuzzing.runner import HANG_SECONDS, Runner, Verdict, find_tree  # noqa: E402
-from tqdm import tqdm  # noqa: E402  after the path to the parts beside this script
+ROOT = Path(__file__).resolve().parent.parent
 
 Chosen = list[tuple[str, int, Plan]]
 
@@ -46,27 +46,33 @@ def main(argv: Sequence[str]) -> int:
     if not chosen:
         print("error: there is no such case", file=sys.stderr)
         return 2
-    work = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    runner = Runner(
-        find_tree(arguments.tree),
-        work,
-        jobs=min(arguments.jobs, len(chosen)),
-        seconds=arguments.seconds,
-        with_mindspore=any(plan.way == "mindspore" for *_, plan in chosen),
-    )
-    try:
-        verdicts = run(runner, chosen, arguments)
-        unlike = compare(runner, chosen, verdicts, arguments)
-    finally:
-        runner.close()
-        if arguments.keep:
-            print(f"kept: {work}")
-        else:
-            shutil.rmtree(work)
+    with work_folder(arguments.keep) as work:
+        runner = Runner(
+            find_tree(arguments.tree),
+            work,
+            jobs=min(arguments.jobs, len(chosen)),
+            seconds=arguments.seconds,
+            with_mindspore=any(plan.way == "mindspore" for *_, plan in chosen),
+        )
+        with closing(runner):
+            verdicts = run(runner, chosen, arguments)
+            unlike = compare(runner, chosen, verdicts, arguments)
     if arguments.case is not None:
         show(verdicts[0])
     report(verdicts, unlike, arguments)
     return 1 if unlike or not all(verdict.held for verdict in verdicts) else 0
+
+
+@contextmanager
+def work_folder(keep: bool) -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    try:
+        yield work
+    finally:
+        if keep:
+            print(f"kept: {work}")
+        else:
+            shutil.rmtree(work)
 
 
 def run(runner: Runner, chosen: Chosen, arguments: argparse.Namespace) -> list[Verdict]:

@@ -67,7 +67,7 @@ def resume(bench: Bench, expect: Expect, wanted: str = f"out/{FOLDER}", **change
     flags = {**bench.world.training, "resume_from_checkpoint": wanted, **changes}
     case = bench.run(expect, "train", *bench.flags(**flags), writes=["out"])
     # a refusal that comes late has taken the lock, and may have cleared away what a dead run left
-    return case.but(memory_mb=4096, patience=6, writes=("out",), writes_anyway=expect.codes != (2,))
+    return case.but(memory_mb=4096, patience=3, writes=("out",), writes_anyway=expect.codes != (2,))
 
 
 def resumed(change: Callable[[Path], object], expect: Expect) -> Callable[[Bench], Case]:
@@ -328,7 +328,7 @@ def own_modules(bench: Bench) -> Case:
         bench.write(f"{name}.py", "open('owned', 'w').write('x')\n")
     flags = bench.flags(**{**bench.world.training, "instance_prompt": "another prompt", "encode_cache_dir": "cache"})
     case = bench.run(fine(_done), "train", *flags, writes=["out", "cache"])
-    return case.but(memory_mb=4096, patience=12)
+    return case.but(memory_mb=4096, patience=9)
 
 
 OTHERS: dict[str, Callable[[Bench], Case]] = {
