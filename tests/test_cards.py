@@ -1,5 +1,6 @@
 """Several cards, for real: the launch scripts and msrun with two CPU processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -58,12 +59,16 @@ def processes() -> dict[int, list[str]]:
     return found
 
 
-def worker(args: list[str], rank: int) -> int:
+def workers(args: list[str]) -> dict[int, int]:
+    """Rank and number of each worker's process."""
+    found = {}
     for pid in left_over(args):
-        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-        if "MS_ROLE=MS_WORKER" in variables and f"RANK_ID={rank}" in variables:
-            return pid
-    pytest.fail(f"no worker of rank {rank}")
+        with contextlib.suppress(OSError):  # it has just ended
+            entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+            if variables.get("MS_ROLE") == "MS_WORKER":
+                found[int(variables["RANK_ID"])] = pid
+    return found
 
 
 def wait_for_steps(process: subprocess.Popen, output: Path, count: int) -> None:
@@ -138,7 +143,9 @@ def test_sigterm_stops_all_ranks_on_the_same_step(world, tmp_path):
     output = tmp_path / "run"
     process = start(world.settings(output, **QUICK | {"max_train_steps": 100000, "checkpointing_steps": 100000}))
     wait_for_steps(process, output, 3)
-    process.send_signal(signal.SIGTERM)
+    # as a scheduler does that sends it to every process of a job, but the workers have it from the launcher alone
+    for pid in set(left_over(process.args)) - set(workers(process.args).values()):
+        os.kill(pid, signal.SIGTERM)
     text = finish(process)
     assert process.returncode == 128 + signal.SIGTERM, text[-3000:]
     state = json.loads((output / "train_state.json").read_text())
@@ -156,11 +163,19 @@ def test_a_killed_worker_ends_the_job(world, tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     begin = time.monotonic()
-    os.kill(worker(process.args, 1), signal.SIGKILL)
+    os.kill(workers(process.args)[1], signal.SIGKILL)
     text = finish(process)
     assert time.monotonic() - begin < 200
     assert process.returncode == 128 + signal.SIGKILL
     assert f"rank 1 was ended by SIGKILL, and the other ranks were stopped. Its last lines, from {output}" in text
+
+
+def test_no_process_outlives_a_killed_launch(world, tmp_path):
+    process = start(world.settings(tmp_path / "run", **QUICK))
+    program.wait_until(lambda: len(workers(process.args)) == 2, 200, "two workers")
+    process.kill()
+    process.communicate(timeout=20)
+    program.wait_until(lambda: not left_over(process.args), 5, "the end of all processes")
 
 
 @pytest.mark.parametrize(

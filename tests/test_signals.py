@@ -18,11 +18,11 @@ if "threads" in sys.argv:
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 from flux_db.interrupt import StopRequest
 stop = StopRequest().listen()
-print(open(sys.argv[1]).read(), end="", flush=True)
 with (
     stop.finishing_steps(lambda: "begun" in sys.argv),
     stop.before_leaving(lambda: print("last words", flush=True)),
 ):
+    print(open(sys.argv[1]).read(), end="", flush=True)
     while not stop.signal:
         time.sleep(0.01)
     print("stopping for", stop.signal.name, flush=True)
