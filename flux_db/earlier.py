@@ -18,8 +18,8 @@ from flux_db.run_state import RUN_STATE
 from flux_db.saved_state import BEST_NAME, LORA, lora_steps
 from flux_db.sheet import sample_sheet
 
-# What a run makes in its output folder, besides checkpoints, samples and thumbnails. Cache, logs and what `check` writes
-# belong to no run.
+# What a run makes in its output folder, besides checkpoints, samples and thumbnails.
+# The cache, the logs and what `check` writes belong to no run.
 RESULTS = (METRICS, LORA, BEST_NAME)
 ACCOUNTS = (CONFIG_NAME, RUN_STATE, REPORT, card.FILE_NAME)
 """They tell of the results, and are set aside with them only."""
