@@ -27,8 +27,8 @@ from flux_db.report import METRICS
 from flux_db.run_files import CONFIG_NAME
 from flux_db.saved_state import BEST_NAME, LORA, Progress, SavedState
 
-# Settings of how a run was started. With all others the same, it takes the same steps and makes the same files.
-STARTING = ("resume_from_checkpoint", "allow_changed")
+# Settings of how and where a run is started. With all others the same, it makes the same files.
+STARTING = ("resume_from_checkpoint", "allow_changed", "output_dir", "encode_cache_dir")
 
 
 @dataclass(frozen=True, kw_only=True)

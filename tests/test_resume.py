@@ -21,6 +21,7 @@ from flux_db.dataset import read_dataset
 from flux_db.demo_pictures import write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.model_files import fingerprint
+from flux_db.prepare import Alone
 from flux_db.resume import find_start, take_over
 from flux_db.run_state import write_run_state
 from flux_db.saved_state import lora_steps
@@ -387,11 +388,12 @@ def test_the_trainer_refuses_before_it_writes_and_encodes(left):
     assert after.pop(".lock") == b"" and after == before
 
 
-def test_the_number_of_cards_counts_as_far_as_it_is_known(left):
+def test_the_number_of_cards_counts_as_far_as_it_is_known(left, monkeypatch):
     left.write(steps=4, checkpoints=(2, 4), rounds=(0, 4))
-    assert left.start("latest", cards=None).repeats
+    assert left.start("latest", cards=Alone().cards).repeats
+    monkeypatch.setenv("MS_WORKER_NUM", "2")  # as the launcher does
     with pytest.raises(UserError, match="these change the result"):
-        left.start("latest", cards=2)
+        left.start("latest", cards=Alone().cards)
 
 
 def test_data_is_compared_once_it_is_complete(left):
@@ -456,6 +458,7 @@ HOSTILE = {
     "no batch": (settings(gradient_accumulation_steps=None), "state.json: config has a value"),
     "fingerprints as numbers": (state(fingerprints={"data_fingerprint": 3}), "state.json: fingerprints has a value"),
     "no cards": (state(world_size=0), "state.json: world_size has a value"),
+    "countless cards": (state(world_size=10**4000), "state.json: world_size has a value"),
     "a scale without a counter": (state(loss_scale={"value": 2.0}), "state.json: loss_scale has a value"),
     "an endless scale": (state(loss_scale={"value": 1e999, "counter": 0}), "state.json: loss_scale has a value"),
     "a best without a loss": (state(best={"step": 4}), "state.json: best has a value"),
