@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flux_db.atomic import write_file
-from flux_db.errors import UserError, unwritable
+from flux_db.errors import RunError, UserError, unwritable
 
 
 def export(argv: list[str]) -> None:
@@ -96,7 +96,7 @@ def push(argv: list[str]) -> None:
     try:
         print(hub.push(output, arguments.hub_model_id, private=arguments.hub_private))
     except hub.PushFailed as problem:
-        raise UserError(f"the upload failed: {problem}") from problem
+        raise RunError(f"the upload failed: {problem}") from problem
 
 
 def _new_file(path: Path) -> Path:
