@@ -43,6 +43,8 @@ def _warm(words: list[str]) -> None:
         __import__(words[1])
         return
     sys.argv = ["flux_db", *words]
+    path = list(sys.path)
+    sys.path.insert(0, "")  # as python -m does; the program takes it away again
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
@@ -50,6 +52,7 @@ def _warm(words: list[str]) -> None:
         contextlib.suppress(Exception, SystemExit),
     ):
         runpy.run_module("flux_db", run_name="__main__", alter_sys=False)
+    sys.path[:] = path
 
 
 # --- the child -----------------------------------------------------------------------------------------------------
@@ -102,6 +105,7 @@ def _become(job: Job, tree: str) -> None:
     if training:
         runpy.run_path(script, run_name="__main__")
     else:
+        sys.path.insert(0, "")
         runpy.run_module("flux_db", run_name="__main__", alter_sys=True)
 
 
