@@ -69,6 +69,8 @@ def number(value: float, digits: int = 3) -> str:
     """Short: 0.123, 1.5e-4, 12000."""
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return str(value)
     if abs(value) < 1e-3 or abs(value) >= 1e6:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa

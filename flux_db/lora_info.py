@@ -107,7 +107,7 @@ def _total(norms: dict[str, float]) -> str:
     bad = [name for name, value in norms.items() if not math.isfinite(value)]
     if bad:
         return f"NOT FINITE in {len(bad)} layers, such as {bad[0]}"
-    total = float(np.sqrt(sum(value**2 for value in norms.values())))
+    total = math.hypot(*norms.values())  # does not overflow on the way
     return f"{total:.4g} in all" + ("; the LoRA does nothing: it was not trained" if total == 0 else "")
 
 

@@ -190,10 +190,15 @@ def _tokenizer_problems(part: Path, _variant: str | None) -> list[str]:
                 read_bytes(part / name, TEXT_LIMIT)
             except OSError as problem:
                 problems.append(f"{part.name}/{name} cannot be read ({problem.strerror}); {INCOMPLETE}")
-    if not any(os.path.isfile(part / name) for name in ("tokenizer.json", "vocab.json", "spiece.model")):
-        problems.append(f"{part.name} has no vocabulary; {INCOMPLETE}")
+    sets = VOCABULARIES[part.name]
+    if not any(all(os.path.isfile(part / name) for name in names) for names in sets):
+        wanted = " or ".join(" and ".join(names) for names in sets)
+        problems.append(f"{part.name} has no vocabulary ({wanted}); {INCOMPLETE}")
     return problems
 
+
+# Sets of files that each hold a whole vocabulary. CLIP's tokenizer does not read tokenizer.json.
+VOCABULARIES = {"tokenizer": (("vocab.json", "merges.txt"),), "tokenizer_2": (("tokenizer.json",), ("spiece.model",))}
 
 MODEL_PARTS: dict[str, Callable[[Path, str | None], list[str]]] = {
     "scheduler": _scheduler_problems,
