@@ -27,6 +27,8 @@ from flux_db.files import PICTURE_LIMIT, open_regular, read_bytes
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASK_SUFFIX = ".mask.png"
 MAX_PIXELS = 128_000_000
+# Folders inside one another; os.walk calls itself for each.
+MAX_DEPTH = 100
 # Fewer pictures are checked before anyone would look at a progress bar.
 PROGRESS_FROM = 200
 SAME, ALIKE, SMALL = "the same picture as", "looks like", "is smaller than"
@@ -102,10 +104,7 @@ def find_pictures(folder: Path, *, may_be_empty: bool = False) -> Found:
         missing = (f"{folder}: {'not a folder' if os.path.exists(folder) else 'no such folder'}",)
         return Found(folder, problems=() if may_be_empty and not os.path.exists(folder) else missing)
     problems: list[str] = []
-    try:
-        files = sorted(_walk(folder, problems), key=lambda path: _natural(path.relative_to(folder)))
-    except RecursionError:
-        return Found(folder, problems=(f"{folder}: has folders nested too deeply",))
+    files = sorted(_walk(folder, problems), key=lambda path: _natural(path.relative_to(folder)))
     paths = [path for path in files if _is_picture(path)]
     captions = read_captions(files, paths)
     ignored = tuple(f for f in files if not (_is_picture(f) or _is_mask(f) or f in captions.files))
@@ -130,6 +129,9 @@ def _walk(folder: Path, problems: list[str]) -> Iterator[Path]:
 
     for root, folders, files in os.walk(folder, followlinks=True, onerror=report):
         folders[:] = [name for name in sorted(folders) if enter(Path(root, name))]
+        if folders and len(Path(root).relative_to(folder).parts) >= MAX_DEPTH:
+            problems.append(f"{folder}: has folders nested too deeply")
+            return
         yield from (Path(root, name) for name in files if not name.startswith("."))
 
 
