@@ -22,6 +22,8 @@ HANG_SECONDS = 20.0
 
 # Far above what any case may take, so that a runaway one does not take the machine with it.
 SAFETY = {"AS": 4 * 2**30, "FSIZE": 2**30, "CORE": 0}
+# MindSpore reserves more than it uses.
+MINDSPORE_SAFETY = SAFETY | {"AS": 10 * 2**30}
 
 SERVER = Path(__file__).with_name("server.py")
 
@@ -170,7 +172,7 @@ class Runner:
             "folder": str(folder),
             "environment": environment,
             "streams": [stdin, *outputs],
-            "limits": {**({} if way == "mindspore" else SAFETY), **case.limits},
+            "limits": {**(MINDSPORE_SAFETY if way == "mindspore" else SAFETY), **case.limits},
             "lost_cwd": case.lost_cwd,
             "seconds": self.seconds * case.patience,
         }

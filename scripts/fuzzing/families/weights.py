@@ -33,7 +33,8 @@ def plans() -> Iterator[Plan]:
             yield plan(f"{target}: {about}", special, target, about)
     for n in range(60):
         target = tuple(TARGETS)[n % len(TARGETS)]
-        yield plan(f"{target}: {1 + n % 5} bytes of the header changed", mutated, target, 1 + n % 5)
+        changes = 1 + n // len(TARGETS) % 5
+        yield plan(f"{target}: {changes} bytes of the header changed", mutated, target, changes)
     for _ in range(24):
         yield plan("info: a value of the header changed", shuffled)
 
