@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import program
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,7 +176,13 @@ def test_a_kept_promise_holds(broken):
 
 def test_one_case_is_shown_with_its_output(tmp_path):
     words = [sys.executable, str(ROOT / "scripts" / "fuzz.py"), "--family", "flags", "--case", "0"]
-    done = subprocess.run([*words, "--json", str(tmp_path / "a.json")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*words, "--json", str(tmp_path / "a.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=program.environment(),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the run can start" in done.stdout and done.stdout.endswith("1 cases, 1 held\n")
     assert '"held": true' in (tmp_path / "a.json").read_text()
@@ -183,6 +190,12 @@ def test_one_case_is_shown_with_its_output(tmp_path):
 
 def test_a_case_that_falls_short_ends_with_1_and_the_command_to_repeat_it(broken):
     words = [sys.executable, str(ROOT / "scripts" / "fuzz.py"), "--tree", str(broken.tree.folder), "--seed", "4"]
-    done = subprocess.run([*words, "--family", "flags", "--case", "0"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*words, "--family", "flags", "--case", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=program.environment(),
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "--seed 4 --family flags --case 0" in done.stdout and done.stdout.endswith("1 cases, 0 held\n")
