@@ -18,7 +18,7 @@ from fuzzing.runner import Runner, Tree, dice, find_tree  # noqa: E402
 
 # Cases that start processes of their own, or libraries that take long to import.
 LONG = ("environment", "hub", "datasets")
-PART = 6
+PART = 8
 SEED = 11
 
 

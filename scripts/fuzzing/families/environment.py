@@ -129,7 +129,8 @@ def limited(bench: Bench, build: Callable[[Bench], Case], limits: Mapping[str, i
 
 
 def lost(bench: Bench, build: Callable[[Bench], Case]) -> Case:
-    return build(bench).but(lost_cwd=True)
+    case = build(bench)
+    return case.but(lost_cwd=True, expect=replace(CLEAR, look=case.expect.look))
 
 
 LIMITS: dict[str, Mapping[str, int]] = {

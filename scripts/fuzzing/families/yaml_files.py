@@ -93,7 +93,7 @@ SOUND = {
 
 def plans() -> Iterator[Plan]:
     for line in WRONG_TYPES:
-        yield plan(line[:60], config, refused(line.split(":")[0]), f"{line}\n")
+        yield plan(line[:60], config, refused(line.split(":")[0], "settings.yaml"), f"{line}\n")
     for about, text in NOT_SETTINGS.items():
         yield plan(about, config, refused("settings.yaml", "--instance_data_dir"), text)
     for about, text in SOUND.items():
