@@ -47,11 +47,20 @@ def demo_pictures(argv: list[str]) -> None:
 
     parser = argparse.ArgumentParser(prog="python -m flux_db demo-pictures", description=demo_pictures.__doc__)
     parser.add_argument("folder", type=Path, help="where to write them")
-    parser.add_argument("--count", type=int, default=5, help="how many (default: 5)")
-    parser.add_argument("--size", type=int, default=256, help="side in pixels (default: 256)")
+    parser.add_argument("--count", type=_whole(1000), default=5, help="how many (default: 5)")
+    parser.add_argument("--size", type=_whole(4096), default=256, help="side in pixels (default: 256)")
     arguments = parser.parse_args(argv)
     write_demo_pictures(arguments.folder, arguments.count, arguments.size)
     print(arguments.folder)
+
+
+def _whole(most: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most}")
+        return int(text)
+
+    return convert
 
 
 def check_run(argv: list[str]) -> int:
@@ -196,8 +205,7 @@ def _run(argv: list[str]) -> int | None:
         print("\n".join(f"  {name:14} {command.__doc__}" for name, command in COMMANDS.items()))
         return 0 if argv else 2
     if argv[0] not in COMMANDS:
-        print(f"error: no such command: {argv[0]}; there are {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
+        raise UserError(f"no such command: {argv[0]}; there are {', '.join(COMMANDS)}")
     hide_token()
     return COMMANDS[argv[0]](argv[1:])
 

@@ -19,6 +19,11 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """How a library's Python warning is shown: in one line, without a path of this machine."""
+    say(f"warning: {category.__name__}: {printable(' '.join(str(message).split()))}")
+
+
 def printable(text: str, keep: str = "") -> str:
     """Text that may come from a file, made harmless for a terminal: what is not printable is shown as an escape.
 

@@ -6,6 +6,7 @@ import collections
 import hashlib
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -210,7 +211,10 @@ def _length_problems(config: Config, subject: Inspection) -> list[str]:
 
 def number_of_cards() -> int:
     """As msrun tells its processes; 1 without it."""
-    return int(os.environ.get("MS_WORKER_NUM", "1"))
+    told = os.environ.get("MS_WORKER_NUM", "1")
+    if not re.fullmatch("[1-9][0-9]{0,5}", told):
+        raise UserError(f"MS_WORKER_NUM={told}: msrun sets this variable to the number of cards; unset it")
+    return int(told)
 
 
 def _trained(config: Config, subject: Inspection) -> list[Picture]:

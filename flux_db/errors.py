@@ -4,10 +4,11 @@ import difflib
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 
 from flux_db import streams
-from flux_db.console import printable
+from flux_db.console import printable, show_warning
 
 # EFBIG: what a limit on the size of files (ulimit -f) answers
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,6 +52,7 @@ def run_guarded(main: Callable[[], int | None], *, prints_results: bool = True) 
     that a stdout that cannot be written is a failure; a reader that has gone away is not.
     """
     streams.guard()
+    warnings.showwarning = show_warning
     code = _ending(main)
     problem = streams.refusal()
     if problem and prints_results and code == 0:

@@ -119,6 +119,9 @@ def _clip(config: Config) -> Shapes:
             raise ValueError("text_config must be an object")
     width = _whole(config, "hidden_size", 512)
     inner = _whole(config, "intermediate_size", 2048)
+    heads = _whole(config, "num_attention_heads", 8)  # they show in no shape
+    if width % heads:
+        raise ValueError(f"num_attention_heads {heads}: hidden_size {width} is not a multiple of it")
     return _joined(
         _table("text_model.embeddings.token_embedding", _whole(config, "vocab_size", 49408), width),
         _table("text_model.embeddings.position_embedding", _whole(config, "max_position_embeddings", 77), width),

@@ -106,7 +106,8 @@ def _relation(path: str, other: str) -> str | None:
     one, two = _real(path), _real(other)
     if one == two:
         return _SAME
-    if one.is_relative_to(two):
+    # the search for pictures follows links: what is inside by its name is inside
+    if one.is_relative_to(two) or Path(os.path.abspath(path)).is_relative_to(os.path.abspath(other)):
         return _INSIDE
     return _AROUND if two.is_relative_to(one) else None
 

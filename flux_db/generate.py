@@ -17,6 +17,7 @@ from flux_db.atomic import write_png
 from flux_db.config import Config
 from flux_db.console import say, stage
 from flux_db.encode import Cache
+from flux_db.errors import unwritable
 from flux_db.fuse import Additions
 from flux_db.generate_flags import GRID, Order
 from flux_db.runtime import Runtime
@@ -28,6 +29,10 @@ FILE_TYPES = {ms.float32: "F32", ms.float16: "F16", ms.bfloat16: "BF16"}
 
 def run(order: Order, argv: Sequence[str]) -> Path:
     """Draw everything; returns the grid's path. `argv` are the flags that the order was read from."""
+    try:
+        order.output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(f"-o {order.output}: cannot be made", problem) from problem
     config, model, cache = _open(order)
     additions = generate_flags.additions(order, model)
     if missing := _not_encoded(order, cache):
@@ -57,7 +62,6 @@ def draw(order: Order, cache: Cache, sampler: Sampler) -> Path:
         for prompt in order.prompts
         for number in range(order.num)
     ]
-    order.output.mkdir(parents=True, exist_ok=True)
     drawn: list[Image.Image] = []
     pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
     for path, picture in zip(order.pictures(), pictures, strict=True):

@@ -126,7 +126,8 @@ def _no_access(api: Any, name: str, private: bool) -> tuple[str | None, bool]:
         if private and not found.private:
             return f"{name} exists on the hub and is public; add --no-hub_private, or take another name", True
         return None, True
-    except (OSError, KeyError, ValueError) as problem:
+    # an answer of another shape raises the others
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as problem:
         if getattr(getattr(problem, "response", None), "status_code", None) in (401, 403):
             return f"the hub at {api.endpoint} does not accept the token; {LOGIN}", True
         return f"the hub at {api.endpoint} cannot be asked now ({_reason(problem)})", False

@@ -45,6 +45,8 @@ CLUSTER_SECONDS = 600
 SCHEDULER_SECONDS, FAILED_SCHEDULER_SECONDS = 60.0, 1.0
 # Several servers must agree on one without talking.
 DEFAULT_PORT = 8118
+# Beyond any server and any cluster.
+MOST_CARDS, MOST_NODES = 256, 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +66,11 @@ class Cards:
         return self.cards * self.nodes
 
     def problems(self) -> list[str]:
+        bounds = (("CARDS", self.cards, MOST_CARDS), ("NODES", self.nodes, MOST_NODES), ("PORT", self.port, 65534))
         found = [
-            f"{name}={value}: must be at least 1"
-            for name, value in (("CARDS", self.cards), ("NODES", self.nodes))
-            if value < 1
+            f"{name}={value}: must be from 1 to {most}"
+            for name, value, most in bounds
+            if value is not None and not 1 <= value <= most
         ]
         if not 0 <= self.node_rank < max(1, self.nodes):
             found.append(f"NODE_RANK={self.node_rank}: with NODES={self.nodes} it is 0 to {self.nodes - 1}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flux_db.atomic import write_file
+from flux_db.console import printable
 from flux_db.errors import RunError, UserError, unwritable
 
 
@@ -28,7 +29,7 @@ def export(argv: list[str]) -> None:
         write_file(output, data)
     except OSError as problem:
         raise unwritable(f"-o {output}: could not be written", problem) from problem
-    print(output)
+    print(printable(str(output)))
 
 
 def info(argv: list[str]) -> None:
@@ -57,7 +58,7 @@ def fuse(argv: list[str]) -> None:
     if not arguments.model.is_dir():
         raise UserError(f"{arguments.model}: no such folder; give the folder of a FLUX.1 model")
     merging.fuse(arguments.model, [merging.Weighted(arguments.lora, arguments.scale)], arguments.output)
-    print(arguments.output)
+    print(printable(str(arguments.output)))
 
 
 def generate(argv: list[str]) -> None:
@@ -67,7 +68,7 @@ def generate(argv: list[str]) -> None:
     order = generate_flags.read(argv)
     from flux_db import generate as drawing
 
-    print(drawing.run(order, argv))
+    print(printable(str(drawing.run(order, argv))))
 
 
 def encode_prompts(argv: list[str]) -> None:

@@ -27,9 +27,18 @@ PARTS = ("scheduler", *NETWORKS, "tokenizer", "tokenizer_2")
 
 # Settings that training reads itself: the range that makes sense, and what stands for an absent one, if anything does.
 _NUMBERS: dict[str, dict[str, tuple[float, float, float | None]]] = {
-    "scheduler": {"num_train_timesteps": (1, 100_000, 1000)},
+    "scheduler": {
+        "num_train_timesteps": (1, 100_000, 1000),
+        "shift": (1e-3, 1e3, 1.0),
+        "base_shift": (-100.0, 100.0, 0.5),
+        "max_shift": (-100.0, 100.0, 1.15),
+    },
     "vae": {"scaling_factor": (1e-4, 1e4, None), "shift_factor": (-1e4, 1e4, None)},
 }
+
+
+# diffusers writes the class into a part's settings; another one would be a network of another kind.
+_CLASSES = {"transformer": "FluxTransformer2DModel", "vae": "AutoencoderKL"}
 
 
 def locate(config: ModelConfig) -> Path:
@@ -231,6 +240,9 @@ def _read_settings(part: Path, problems: list[str]) -> dict[str, Any] | None:
                 f"{short_name(file)}: {name} {reprlib.repr(value)}: must be a {kind} from {least:g} to {most:g}; "
                 "fetch it again"
             )
+    wanted = _CLASSES.get(part.name)
+    if wanted and (name := config.get("_class_name", wanted)) != wanted:
+        problems.append(f"{short_name(file)}: is of a {reprlib.repr(name)}, not of a {wanted}; use a FLUX.1 model")
     return config
 
 

@@ -12,7 +12,7 @@ from flux_db import checkpoint, child, encode
 from flux_db.cli import to_yaml
 from flux_db.config import Config
 from flux_db.console import printable, say
-from flux_db.dataset import Dataset, lacks_class_images, read_dataset
+from flux_db.dataset import Dataset, lacks_class_images, number_of_cards, read_dataset
 from flux_db.encode import Cache
 from flux_db.errors import UserError
 from flux_db.model_files import fingerprint, locate_checked
@@ -44,8 +44,7 @@ class Alone:
     @property
     def cards(self) -> int | None:
         """How many the training will have, as launch tells; None if nobody does."""
-        told = os.environ.get("MS_WORKER_NUM")
-        return int(told) if told else None
+        return number_of_cards() if "MS_WORKER_NUM" in os.environ else None
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
