@@ -19,7 +19,8 @@ from flux_db import lora_names, lora_settings
 from flux_db.console import say
 from flux_db.errors import UserError
 from flux_db.lora_file import ADAPTER_METADATA, Layer, LoraFile
-from flux_db.weight_file import DTYPES, FLOATS, parse_json
+from flux_db.plain_json import parse_json
+from flux_db.weight_file import DTYPES, FLOATS
 
 Format = Literal["diffusers", "kohya", "comfyui"]
 FUSED: tuple[Format, ...] = ("kohya", "comfyui")

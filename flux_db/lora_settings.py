@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flux_db.weight_file import parse_json
+from flux_db.plain_json import parse_json
 
 # No LoRA comes near these.
 RANK_LIMIT = 2**16

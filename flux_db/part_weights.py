@@ -5,19 +5,18 @@ Only headers are read. Every problem is a sentence that names the part and the f
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from flux_db.errors import UserError
 from flux_db.expected_weights import Shapes, expected_weights, is_extra, own_name
 from flux_db.files import open_regular, read_text
+from flux_db.plain_json import parse_json
 from flux_db.weight_file import Entry, open_weights
 
 # How the stand-in for a large file begins in a git clone made without LFS.
@@ -95,15 +94,11 @@ def read_object(file: Path) -> dict[str, Any]:
     """The content of a JSON file of a model; a UserError says in one sentence what is wrong with it."""
     name = short_name(file)
     try:
-        content = json.loads(
-            read_text(file), parse_constant=_refuse_number, parse_float=_finite, object_pairs_hook=_without_duplicates
-        )
+        content = parse_json(read_text(file))
     except FileNotFoundError:
         raise UserError(f"{name} is missing") from None
     except OSError as problem:
         raise UserError(f"{name} cannot be read ({problem.strerror})") from problem
-    except RecursionError:
-        raise UserError(f"{name} cannot be read (it is nested too deeply)") from None
     except ValueError as problem:
         raise UserError(f"{name} cannot be read ({problem})") from problem
     if not isinstance(content, dict):
@@ -280,20 +275,3 @@ def _sides(shape: tuple[int, ...]) -> str:
 
 
 # ---- JSON ----
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:40]} is no number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse_number(text)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"it has {reprlib.repr(twice)} twice")
-    return content

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +21,7 @@ from safetensors.numpy import save
 
 from flux_db.errors import UserError
 from flux_db.files import open_regular
+from flux_db.plain_json import parse_json
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -100,27 +101,6 @@ def open_weights(path: Path) -> WeightFile:
         if problem := _unusable(name, entry):
             raise UserError(f"{path}: {name[:_NAME_LIMIT]}: {problem}")
     return WeightFile(path, entries, metadata)
-
-
-def parse_json(text: str) -> Any:
-    """JSON of a stranger. A ValueError also for a key given twice, of which json keeps the last, and for NaN."""
-    try:
-        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_number)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-
-
-def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:_NAME_LIMIT]} is there twice")
-        found[name] = value
-    return found
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number")
 
 
 def _library_check(path: Path, content: Mapping[str, Any], data_size: int) -> None:

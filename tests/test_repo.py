@@ -26,7 +26,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # From the ground up. A file imports only from rows above its own.
 ROWS = """
 __init__
-console files plain_yaml streams
+console files plain_yaml streams plain_json
 errors atomic stream buckets flow cpu_ops likeness lora_names base_model expected_weights charts html_page line_file
 config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
 metrics_file hub_token child lora_settings part_weights folders
