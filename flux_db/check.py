@@ -67,9 +67,10 @@ def tell(given: Given) -> int:
     # With faulty settings there is no telling what the run would be.
     if not faults and seen.subject is not None and seen.subject.pictures:
         dataset, warnings = read_dataset(config, seen)
-        rows, general = _rows(config, seen, dataset, warnings)
-        print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
-        problems += _write_files(config, seen.found.folder, rows)
+        if dataset.samples:  # none if all are held out, which is among the problems
+            rows, general = _rows(config, seen, dataset, warnings)
+            print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
+            problems += _write_files(config, seen.found.folder, rows)
     if problems:
         raise UserError(problems)
     print("\nNo problems: the run can start.")

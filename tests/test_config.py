@@ -553,7 +553,10 @@ def test_a_whole_model_folder_passes_and_nothing_is_written(folders):
             "scheduler/scheduler_config.json is missing; the download may be incomplete",
         ),
         ("vae/config.json", "vae/config.json is missing; the download may be incomplete"),
-        ("tokenizer/vocab.json", "tokenizer has no vocabulary; the download may be incomplete"),
+        (
+            "tokenizer/vocab.json",
+            "tokenizer has no vocabulary (vocab.json and merges.txt); the download may be incomplete",
+        ),
         ("tokenizer_2", "tokenizer_2 is missing; the download may be incomplete"),
         (
             "transformer/diffusion_pytorch_model.safetensors",
