@@ -9,8 +9,8 @@ from contextlib import nullcontext
 
 from flux_db.child import end_with_parent
 from flux_db.errors import run_guarded
-from flux_db.hub_token import hide_token
 from flux_db.interrupt import StopRequest
+from flux_db.settings.secrets import hide_token
 
 
 def main(argv: list[str]) -> int:
@@ -18,12 +18,12 @@ def main(argv: list[str]) -> int:
     hide_token()
     # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
     stop = StopRequest().listen()
-    from flux_db.check import tell
-    from flux_db.cli import read_config
-    from flux_db.dataset import check_pictures
-    from flux_db.hub import check_hub
-    from flux_db.lock import OutputLock, is_first_process
-    from flux_db.preflight import check, check_files
+    from flux_db.check.dry_run import tell
+    from flux_db.check.values import check, check_files
+    from flux_db.data.dataset import check_pictures
+    from flux_db.report.hub import check_hub
+    from flux_db.run.lock import OutputLock, is_first_process
+    from flux_db.settings.command_line import read_config
 
     given = read_config(argv)
     if given.config.output.dry_run:
@@ -31,12 +31,13 @@ def main(argv: list[str]) -> int:
     config = given.checked(check, check_files, check_pictures, check_hub)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         # Only now: a mistake in the settings is told within a second, without MindSpore
-        from flux_db import pipeline, runtime
-        from flux_db.prepare import prepare
+        from flux_db.model import runtime
+        from flux_db.training import run
+        from flux_db.training.prepare import prepare
 
         device = runtime.start(config.runtime)
         model, cache, dataset, start = prepare(config, device)
-        return pipeline.train(config, device, model, cache, dataset, start, stop)
+        return run.train(config, device, model, cache, dataset, start, stop)
 
 
 if __name__ == "__main__":

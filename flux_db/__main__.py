@@ -19,18 +19,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flux_db import lora_commands
+from flux_db.check.values import check, check_files
 from flux_db.child import end_with_parent
-from flux_db.cli import lasting_flags, parse_config, store_config
-from flux_db.dataset import check_pictures
+from flux_db.data.dataset import check_pictures
 from flux_db.errors import UserError, run_guarded
-from flux_db.hub_token import hide_token
 from flux_db.interrupt import default_signals
-from flux_db.preflight import check, check_files
+from flux_db.settings.command_line import lasting_flags, parse_config, store_config
+from flux_db.settings.secrets import hide_token
 
 
 def tiny_model(argv: list[str]) -> None:
     """Write a small FLUX.1 folder with random weights."""
-    from flux_db.tiny_model import write_tiny_model
+    from flux_db.demo.tiny_model import write_tiny_model
 
     parser = argparse.ArgumentParser(prog="python -m flux_db tiny-model", description=tiny_model.__doc__)
     parser.add_argument("folder", type=Path, help="where to write it")
@@ -43,7 +43,7 @@ def tiny_model(argv: list[str]) -> None:
 
 def demo_pictures(argv: list[str]) -> None:
     """Draw a few pictures of a cartoon dog to train on."""
-    from flux_db.demo_pictures import write_demo_pictures
+    from flux_db.demo.pictures import write_demo_pictures
 
     parser = argparse.ArgumentParser(prog="python -m flux_db demo-pictures", description=demo_pictures.__doc__)
     parser.add_argument("folder", type=Path, help="where to write them")
@@ -65,7 +65,7 @@ def _whole(most: int) -> Callable[[str], int]:
 
 def check_run(argv: list[str]) -> int:
     """Tell what a run would do: pictures, problems, steps, contact sheet; takes the trainer's flags."""
-    from flux_db.check import run
+    from flux_db.check.dry_run import run
 
     return run(argv)
 
@@ -73,8 +73,8 @@ def check_run(argv: list[str]) -> int:
 def prepare(argv: list[str]) -> None:
     """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
     config = parse_config(argv, checks=(check, check_files, check_pictures))
-    from flux_db import prepare
-    from flux_db.lock import OutputLock
+    from flux_db.run.lock import OutputLock
+    from flux_db.training import prepare
 
     with OutputLock(config.output.output_dir):
         prepare.prepare(config, prepare.Alone())
@@ -83,7 +83,7 @@ def prepare(argv: list[str]) -> None:
 def encode(argv: list[str]) -> None:
     """Encode prompts and pictures into the cache; takes the trainer's flags."""
     config = parse_config(argv, checks=(check, check_files))
-    from flux_db.prepare import encode_all
+    from flux_db.training.prepare import encode_all
 
     encode_all(config)
 
@@ -91,7 +91,7 @@ def encode(argv: list[str]) -> None:
 def class_images(argv: list[str]) -> None:
     """Draw the class pictures that prior preservation lacks; takes the trainer's flags."""
     config = parse_config(argv, checks=(check, check_files))
-    from flux_db.prepare import make_class_images
+    from flux_db.training.prepare import make_class_images
 
     make_class_images(config)
 
@@ -111,7 +111,7 @@ def launch(argv: list[str]) -> int:
     parser.add_argument("--master_addr", default="127.0.0.1", help="address of the first server")
     arguments = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
     flags = argv[argv.index("--") + 1 :] if "--" in argv else []
-    from flux_db import launch as launcher
+    from flux_db.training import launch as launcher
 
     config = parse_config(flags, checks=(check, check_files))
     log_dir = arguments.log_dir or Path(config.output.output_dir, config.output.logging_dir)
@@ -139,9 +139,10 @@ def selftest(argv: list[str]) -> int:
         "--mixed_precision", choices=["no", "fp16", "bf16"], help="default: bf16 on Ascend, no on the CPU"
     )
     arguments = parser.parse_args(argv)
-    from flux_db import golden, runtime
-    from flux_db import selftest as comparison
-    from flux_db.config import RuntimeConfig
+    from flux_db.model import runtime
+    from flux_db.parity import compare as comparison
+    from flux_db.parity import golden
+    from flux_db.settings.schema import RuntimeConfig
 
     golden.read()  # tells what is missing before MindSpore starts
     device, _ = runtime.choose_device(arguments.device)
@@ -163,9 +164,9 @@ def report(argv: list[str]) -> None:
     )
     arguments = parser.parse_args(argv)
     from flux_db.atomic import write_file
-    from flux_db.html_compare import render_comparison
-    from flux_db.html_report import REPORT, render
-    from flux_db.run_files import read_run
+    from flux_db.report.comparison_page import render_comparison
+    from flux_db.report.run_page import REPORT, render
+    from flux_db.run.record import read_run
 
     runs = [read_run(folder) for folder in arguments.runs]
     if len(runs) == 1:

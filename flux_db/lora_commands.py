@@ -14,7 +14,7 @@ from flux_db.errors import RunError, UserError, unwritable
 
 def export(argv: list[str]) -> None:
     """Convert a LoRA file to the format of another program."""
-    from flux_db import lora_convert, lora_file
+    from flux_db.lora import convert, lora_file
     from flux_db.weight_file import to_bytes
 
     parser = argparse.ArgumentParser(prog="python -m flux_db export", description=export.__doc__)
@@ -24,7 +24,7 @@ def export(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     source = lora_file.read(arguments.lora)
     output = _new_file(arguments.output)
-    data = to_bytes(*lora_convert.convert(source, arguments.format))
+    data = to_bytes(*convert.convert(source, arguments.format))
     try:
         write_file(output, data)
     except OSError as problem:
@@ -34,16 +34,16 @@ def export(argv: list[str]) -> None:
 
 def info(argv: list[str]) -> None:
     """Tell what a LoRA file is: format, rank, alpha, layers, strength, metadata."""
-    from flux_db import lora_info
+    from flux_db.lora import describe
 
     parser = argparse.ArgumentParser(prog="python -m flux_db info", description=info.__doc__)
     parser.add_argument("lora", help="LoRA file, or its folder")
-    print(lora_info.describe(parser.parse_args(argv).lora))
+    print(describe.describe(parser.parse_args(argv).lora))
 
 
 def fuse(argv: list[str]) -> None:
     """Write a model folder with a LoRA merged into its transformer."""
-    from flux_db import fuse as merging
+    from flux_db.lora import merge as merging
 
     parser = argparse.ArgumentParser(
         prog="python -m flux_db fuse",
@@ -63,27 +63,27 @@ def fuse(argv: list[str]) -> None:
 
 def generate(argv: list[str]) -> None:
     """Draw pictures with a FLUX.1 model and any number of LoRAs."""
-    from flux_db import generate_flags
+    from flux_db.lora import generate_flags
 
     order = generate_flags.read(argv)
-    from flux_db import generate as drawing
+    from flux_db.lora import generate as drawing
 
     print(printable(str(drawing.run(order, argv))))
 
 
 def encode_prompts(argv: list[str]) -> None:
     """Encode prompts into the cache; takes the flags of generate, which starts it."""
-    from flux_db import generate_flags
+    from flux_db.lora import generate_flags
 
     order = generate_flags.read(argv)
-    from flux_db import generate as drawing
+    from flux_db.lora import generate as drawing
 
     drawing.encode_prompts(order)
 
 
 def push(argv: list[str]) -> None:
     """Upload a finished run to the Hugging Face hub, as --push_to_hub does after training."""
-    from flux_db import hub
+    from flux_db.report import hub
 
     parser = argparse.ArgumentParser(
         prog="python -m flux_db push",

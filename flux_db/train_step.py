@@ -9,9 +9,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.amp import DynamicLossScaler
 
-from flux_db import flow
-from flux_db.optim import FlatOptimizer, flatten
-from flux_db.runtime import quiet
+from flux_db.model import flow
+from flux_db.model.optim import FlatOptimizer, flatten
+from flux_db.model.runtime import quiet
 
 with quiet():
     from mindone.diffusers.training_utils import TrainStep

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from flux_db.export import FILE_NAME
-from flux_db.launch import Cards, Supervisor
+from flux_db.lora.trained_file import FILE_NAME
+from flux_db.training.launch import Cards, Supervisor
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOBAL_BATCH = 4
@@ -116,8 +116,8 @@ def measure_times(folder: Path) -> None:
 
 def time_all_reduce(length: int) -> None:
     """In a worker: the same operator on a vector of the same length as in the training step."""
-    from flux_db import runtime
-    from flux_db.config import RuntimeConfig
+    from flux_db.model import runtime
+    from flux_db.settings.schema import RuntimeConfig
 
     here = runtime.start(RuntimeConfig(device="CPU"))
     values = np.ones(length, np.float32)

@@ -24,7 +24,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from flux_db.tiny_model import write_tiny_model  # noqa: E402  a script finds its package beside it
+from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402  a script finds its package beside it
 
 SIDE = 256
 

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from flux_db.tiny_model import draw_all, json_bytes
+from flux_db.demo.tiny_model import draw_all, json_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 BIG_D_FF = 131_072  # four layers of it make 1.2 GB in float32

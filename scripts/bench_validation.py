@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from flux_db.demo_pictures import write_demo_pictures  # noqa: E402  a script finds its package beside it
-from flux_db.export import FILE_NAME  # noqa: E402
-from flux_db.tiny_model import write_tiny_model  # noqa: E402
+from flux_db.demo.pictures import write_demo_pictures  # noqa: E402  a script finds its package beside it
+from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
+from flux_db.lora.trained_file import FILE_NAME  # noqa: E402
 
 STEPS, EVERY, PICTURES = 200, 50, 4
 

@@ -34,8 +34,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import program  # noqa: E402  a script finds its package beside it
 from world import World, lora_bytes, make_world, without_time  # noqa: E402
 
-from flux_db import checkpoint  # noqa: E402
 from flux_db.atomic import leftovers  # noqa: E402
+from flux_db.run import checkpoint  # noqa: E402
 
 STEPS = 12
 SAVE_EVERY = 2

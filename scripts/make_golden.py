@@ -24,8 +24,8 @@ from diffusers.training_utils import compute_density_for_timestep_sampling
 from safetensors.numpy import save
 from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
-from flux_db import golden
-from flux_db.config import DEFAULT_LAYERS
+from flux_db.parity import golden
+from flux_db.settings.schema import DEFAULT_LAYERS
 
 Arrays = dict[str, np.ndarray]
 

@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from flux_db.atomic import leftovers  # noqa: E402  a script finds its package beside it
-from flux_db.checkpoint import numbered  # noqa: E402
-from flux_db.demo_pictures import write_demo_pictures  # noqa: E402
+from flux_db.demo.pictures import write_demo_pictures  # noqa: E402
+from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
 from flux_db.interrupt import SIGNALS  # noqa: E402
-from flux_db.run_state import read_run_state  # noqa: E402
-from flux_db.tiny_model import write_tiny_model  # noqa: E402
+from flux_db.run.checkpoint import numbered  # noqa: E402
+from flux_db.run.status import read_run_state  # noqa: E402
 
 STEPS = 30
 LORA = "pytorch_lora_weights.safetensors"

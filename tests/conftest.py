@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def cpu():
     """Graph mode on the CPU, with the CPU operators in place."""
-    from flux_db import runtime
-    from flux_db.config import RuntimeConfig
+    from flux_db.model import runtime
+    from flux_db.settings.schema import RuntimeConfig
 
     return runtime.start(RuntimeConfig(device="CPU"))
 

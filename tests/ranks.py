@@ -8,10 +8,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 def differ_at_the_start() -> None:
-    from flux_db import lora
+    from flux_db.model import adapter
 
-    right = lora._start_value
-    lora._start_value = lambda *arguments: right(*arguments) + 1e-6
+    right = adapter._start_value
+    adapter._start_value = lambda *arguments: right(*arguments) + 1e-6
 
 
 def fail_before_init() -> None:
@@ -19,21 +19,21 @@ def fail_before_init() -> None:
 
 
 def raise_after_init() -> None:
-    from flux_db import pipeline
+    from flux_db.training import run
 
     def build(*_):
         raise RuntimeError("this rank fails after it has joined the others")
 
-    pipeline.build = build
+    run.build = build
 
 
 def nan_in_step_two_and_other_weights_after_step_three() -> None:
     import numpy as np
     from mindspore import ops
 
-    from flux_db import lora
-    from flux_db.batches import BatchSource
-    from flux_db.trainer import Trainer
+    from flux_db.data.batches import BatchSource
+    from flux_db.model import adapter
+    from flux_db.training.loop import Trainer
 
     right_batch, right_finish = BatchSource.__getitem__, Trainer._finish
 
@@ -46,7 +46,7 @@ def nan_in_step_two_and_other_weights_after_step_three() -> None:
     def finish(self, pending):
         right_finish(self, pending)
         if pending.step == 3:
-            weight = next(iter(lora.parameters(self.training.transformer).values()))
+            weight = next(iter(adapter.parameters(self.training.transformer).values()))
             ops.assign(weight, weight * (1 + 1e-6))
 
     BatchSource.__getitem__, Trainer._finish = batch, finish

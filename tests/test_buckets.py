@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flux_db import buckets, stream
-from flux_db.order import Order
+from flux_db import stream
+from flux_db.data import buckets
+from flux_db.data.draw_order import Order
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from program import flags
 from safetensors.numpy import load
 from world import lora_bytes, metrics
 
-from flux_db import worker_logs
 from flux_db.interrupt import COMMAND, resume_command
-from flux_db.launch import Cards
+from flux_db.training import worker_logs
+from flux_db.training.launch import Cards
 
 # LoRA in the last block only: the step compiles in seconds
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 10, "checkpointing_steps": 5}

@@ -14,13 +14,14 @@ from pathlib import Path
 import program
 import pytest
 
-from flux_db import atomic, checkpoint
-from flux_db.changes import FREE, GLOBAL_BATCH, LENGTH, Change, changed_settings, refuse_changes
-from flux_db.checkpoint import DamagedCheckpoint, clean_leftovers, find_latest, load, prune, save
-from flux_db.config import from_flat_dict, to_flat_dict
+from flux_db import atomic
 from flux_db.errors import UserError
-from flux_db.lock import OutputLock
-from flux_db.run_state import read_run_state, write_run_state
+from flux_db.run import checkpoint
+from flux_db.run.checkpoint import DamagedCheckpoint, clean_leftovers, find_latest, load, prune, save
+from flux_db.run.lock import OutputLock
+from flux_db.run.status import read_run_state, write_run_state
+from flux_db.settings.resume_rules import FREE, GLOBAL_BATCH, LENGTH, Change, changed_settings, refuse_changes
+from flux_db.settings.schema import from_flat_dict, to_flat_dict
 
 
 def some_files(seed=0, size=3000):

@@ -9,8 +9,11 @@ import pytest
 import yaml
 from world import split_weights
 
-from flux_db.cli import REFUSED, build_parser, parse_config, read_flags, to_yaml
-from flux_db.config import (
+from flux_db.check.values import BOUNDS, check, check_files
+from flux_db.demo.tiny_model import draw_all, vae_config, write_tiny_model
+from flux_db.errors import UserError, run_guarded
+from flux_db.settings.command_line import REFUSED, build_parser, parse_config, read_flags, to_yaml
+from flux_db.settings.schema import (
     SECTIONS,
     Config,
     background,
@@ -20,9 +23,6 @@ from flux_db.config import (
     to_flat_dict,
     with_defaults,
 )
-from flux_db.errors import UserError, run_guarded
-from flux_db.preflight import BOUNDS, check, check_files
-from flux_db.tiny_model import draw_all, vae_config, write_tiny_model
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 REQUIRED = [

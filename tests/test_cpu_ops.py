@@ -12,7 +12,7 @@ import program
 import pytest
 from mindspore import Tensor, mint, nn, ops
 
-from flux_db import cpu_ops
+from flux_db.model import operators
 
 TOLERANCE = 3e-6
 erf = np.vectorize(math.erf)
@@ -511,7 +511,7 @@ def test_rotation_of_several_heads():
     tables = [Tensor(np.repeat(f(angles), 2, -1), ms.float32) for f in (np.cos, np.sin)]
 
     def rotate(x):
-        return cpu_ops.rotate(x, *tables)
+        return operators.rotate(x, *tables)
 
     check(Of(rotate), lambda _, x: np_rotate(x, angles), normal(2, 5, 3, 8))
 
@@ -543,9 +543,9 @@ def test_scaled_dot_product_attention():
 def test_a_mask_is_refused_and_not_ignored():
     x = Tensor(normal(1, 1, 3, 2), ms.float32)
     with pytest.raises(ValueError, match="no mask"):
-        cpu_ops.scaled_dot_product_attention(None, x, x, x, attn_mask=x)
+        operators.scaled_dot_product_attention(None, x, x, x, attn_mask=x)
     with pytest.raises(ValueError, match="no mask"):
-        cpu_ops.flux_attention_call(None, None, x, attention_mask=x)
+        operators.flux_attention_call(None, None, x, attention_mask=x)
 
 
 @pytest.mark.parametrize("flip", [True, False])
@@ -568,7 +568,7 @@ def test_t5_relative_buckets():
     # Distances at which a new bucket begins, both ways, from transformers 4.57.1 on torch 2.13.0 for +-511
     starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
     wanted = np.searchsorted(starts, np.arange(512), side="right") - 1
-    table = cpu_ops.relative_buckets(512, 512, 32, 128)
+    table = operators.relative_buckets(512, 512, 32, 128)
     np.testing.assert_array_equal(table[511, ::-1], wanted)  # keys before the query
     np.testing.assert_array_equal(table[0, 1:], wanted[1:] + 16)  # keys after it
     assert all((np.diag(table, k) == table[max(-k, 0), max(k, 0)]).all() for k in range(-511, 512))

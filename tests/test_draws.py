@@ -12,13 +12,15 @@ from PIL import Image, ImageDraw
 from safetensors.numpy import load_file, save_file
 from world import lora_bytes, make_world, metrics, train, without_time
 
-from flux_db import build, encode, model_files
-from flux_db.batches import BatchSource, prefetch
-from flux_db.config import from_flat_dict, to_flat_dict
-from flux_db.dataset import read_dataset
-from flux_db.images import load_rgb, resize_and_crop
-from flux_db.masks import loss_weights, mask_at
+from flux_db.data import encode
+from flux_db.data.batches import BatchSource, prefetch
+from flux_db.data.dataset import read_dataset
+from flux_db.data.masks import loss_weights, mask_at
+from flux_db.data.pictures import load_rgb, resize_and_crop
+from flux_db.model import model_folder
+from flux_db.settings.schema import from_flat_dict, to_flat_dict
 from flux_db.stream import Dealing
+from flux_db.training import build
 
 LAYER = "single_transformer_blocks.0.attn.to_q"
 
@@ -39,7 +41,7 @@ def world(tmp_path_factory):
 
 def encoded(config):
     """Model, cache and data of a run, the pictures encoded in this process; each prompt gets numbers of its own."""
-    model = model_files.locate(config.model)
+    model = model_folder.locate(config.model)
     cache = encode.open_cache(config, model)
     dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from flux_db import flow
+from flux_db.model import flow
 
 SCHEMES = ("none", "sigma_sqrt", "logit_normal", "mode", "cosmap")
 

@@ -3,11 +3,13 @@
 import pytest
 from program import command, flags, run
 
-from flux_db import folders, sample_files, thumbnails
-from flux_db.config import from_flat_dict
-from flux_db.dataset import check_pictures
-from flux_db.demo_pictures import write_demo_pictures
-from flux_db.preflight import check
+from flux_db.check import folders
+from flux_db.check.values import check
+from flux_db.data.dataset import check_pictures
+from flux_db.demo.pictures import write_demo_pictures
+from flux_db.report import thumbnails
+from flux_db.run import sample_files
+from flux_db.settings.schema import from_flat_dict
 
 PRIOR = {"with_prior_preservation": True, "class_prompt": "a dog"}
 

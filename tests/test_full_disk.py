@@ -12,10 +12,10 @@ from PIL import Image
 from program import ROOT, command, run
 
 from flux_db.atomic import leftovers, write_file, write_folder
-from flux_db.config import from_flat_dict
 from flux_db.line_file import LineFile
-from flux_db.report import Metrics, Reporter
-from flux_db.run_state import read_run_state, write_run_state
+from flux_db.run.metrics_log import Metrics, Reporter
+from flux_db.run.status import read_run_state, write_run_state
+from flux_db.settings.schema import from_flat_dict
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from full_disk import RESUME_AT, FullDisk, small_disk

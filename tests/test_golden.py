@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from flux_db import golden, selftest
 from flux_db.__main__ import main
 from flux_db.errors import UserError
-from flux_db.selftest import Row
+from flux_db.parity import compare, golden
+from flux_db.parity.compare import Row
 
 
 @pytest.fixture(scope="module")
 def rows(cpu):
-    return {row.quantity: row for row in selftest.compare(cpu, "no")}
+    return {row.quantity: row for row in compare.compare(cpu, "no")}
 
 
 QUANTITIES = (
@@ -128,7 +128,7 @@ def test_whole_numbers_names_shapes_and_facts_must_be_the_same_everywhere():
 
 def test_tolerances_of_half_precision():
     reference = golden.read()
-    of = lambda quantity, device, precision: selftest.tolerance(quantity, reference, device, precision)  # noqa: E731
+    of = lambda quantity, device, precision: compare.tolerance(quantity, reference, device, precision)  # noqa: E731
     assert of("transformer", "CPU", "no") == 5e-4
     assert of("T5", "CPU", "fp16") == 2e-4 and of("T5", "Ascend", "bf16") > 0.1
     assert of("VAE decoded", "CPU", "fp16") == 5e-5 and of("VAE decoded", "Ascend", "no") > 1e-2
@@ -142,7 +142,7 @@ def test_tolerances_of_half_precision():
 @pytest.mark.parametrize(("measured", "code"), [(1e-6, 0), (1e-4, 1)])
 def test_selftest_prints_a_table_and_tells_by_its_exit_code(monkeypatch, capsys, measured, code):
     rows = [Row(quantity="token ids", tolerance=0.0, measured=0), Row(quantity="T5", tolerance=1e-5, measured=measured)]
-    monkeypatch.setattr(selftest, "compare", lambda *_: rows)
+    monkeypatch.setattr(compare, "compare", lambda *_: rows)
     assert main(["selftest", "--device", "CPU"]) == code
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("|")[1:5] == [" quantity                  ", " tolerance ", " measured ", " result "]

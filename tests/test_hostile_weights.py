@@ -16,9 +16,9 @@ import pytest
 from program import command, run
 from safetensors.numpy import load_file
 
-from flux_db import fuse, generate_flags, lora_convert, lora_file, lora_info
 from flux_db.__main__ import main
 from flux_db.errors import UserError
+from flux_db.lora import convert, describe, generate_flags, lora_file, merge
 from flux_db.weight_file import open_weights, to_bytes
 
 LAYER = "transformer_blocks.0.attn.to_q"
@@ -237,8 +237,8 @@ TENSORS = {
     ),
 }
 USES = {
-    "export": lambda path: lora_convert.convert(lora_file.read(path), "diffusers"),
-    "fuse": lambda path: fuse.read_all([fuse.Weighted(path)]),
+    "export": lambda path: convert.convert(lora_file.read(path), "diffusers"),
+    "fuse": lambda path: merge.read_all([merge.Weighted(path)]),
 }
 
 
@@ -271,7 +271,7 @@ def test_parts_that_cannot_be_one_layer(tmp_path, part, other, message):
     tensors = {**GOOD, **matrices(f"transformer.transformer_blocks.0.attn.{part}", **other)}
     (tmp_path / "x").write_bytes(to_bytes(tensors, {}))
     with pytest.raises(UserError, match=f"transformer_blocks.0.attn.{part}, {LAYER}: {message}"):
-        lora_convert.convert(lora_file.read(tmp_path / "x"), "kohya")
+        convert.convert(lora_file.read(tmp_path / "x"), "kohya")
 
 
 def test_info_describes_what_is_not_finite_and_prints_no_table_of_nan(tmp_path, capsys):
@@ -413,7 +413,7 @@ def test_info_of_a_file_with_thousands_of_entries_is_short(tmp_path):
     tensors = {f"{i}.x.lora_{s}.weight": np.ones((1, 1), np.float32) for i in range(1000) for s in "AB"}
     tensors = {f"kind{key}": value for key, value in tensors.items()}
     (tmp_path / "x").write_bytes(to_bytes(tensors, {f"k{i}": "v" for i in range(1000)}))
-    text = lora_info.describe(tmp_path / "x")
+    text = describe.describe(tmp_path / "x")
     assert text.count("\n") < 250 and text.count("... and 900 more") == 2
 
 
@@ -462,7 +462,7 @@ def test_fuse_writes_no_model_that_is_not_finite(model, tmp_path, capfd, tensors
 def test_a_lora_is_added_to_floats_only(tmp_path):
     (tmp_path / WEIGHTS).parent.mkdir()
     (tmp_path / WEIGHTS).write_bytes(to_bytes({f"{LAYER}.weight": np.ones((32, 32), np.int8)}, {}))
-    (problem,) = fuse.misfits(tmp_path, USES["fuse"](lora(tmp_path)))
+    (problem,) = merge.misfits(tmp_path, USES["fuse"](lora(tmp_path)))
     assert f"{LAYER} is of type I8 in the model" in problem
 
 

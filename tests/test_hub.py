@@ -16,14 +16,17 @@ from fake_hub import FakeHub
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from flux_db import card, export, hub, hub_token, sample_files
-from flux_db.base_model import licence
-from flux_db.cli import parse_config
-from flux_db.config import from_flat_dict
 from flux_db.errors import UserError
+from flux_db.lora import trained_file
+from flux_db.model.identity import licence
+from flux_db.report import hub, model_card
+from flux_db.run import sample_files
+from flux_db.settings import secrets
+from flux_db.settings.command_line import parse_config
+from flux_db.settings.schema import from_flat_dict
 
 TOKEN = "hf_abcdefghijklmnop"
-FACTS = export.Facts(steps=60, pictures=5, global_batch=2)
+FACTS = trained_file.Facts(steps=60, pictures=5, global_batch=2)
 
 
 def settings(output, **changes):
@@ -54,7 +57,7 @@ def output(tmp_path):
             path = folder / f"samples/step-{step:05d}/{number:02d}.png"
             sample_files.write(path, picture, prompt=prompt, number=number % 2, seed=0)
     Image.new("RGB", (8, 8)).save(folder / "samples/grid.png")
-    (folder / export.FILE_NAME).write_bytes(os.urandom(5000))
+    (folder / trained_file.FILE_NAME).write_bytes(os.urandom(5000))
     return folder
 
 
@@ -67,7 +70,12 @@ def server(monkeypatch):
         yield server
 
 
-UPLOADED = {export.FILE_NAME, "README.md", "samples/grid.png", *(f"samples/step-00060/0{n}.png" for n in range(4))}
+UPLOADED = {
+    trained_file.FILE_NAME,
+    "README.md",
+    "samples/grid.png",
+    *(f"samples/step-00060/0{n}.png" for n in range(4)),
+}
 
 
 # ---- The card ----
@@ -75,7 +83,7 @@ UPLOADED = {export.FILE_NAME, "README.md", "samples/grid.png", *(f"samples/step-
 
 def test_the_header_is_what_the_hub_expects(output):
     config = config_of(output, validation_prompt=["one: prompt", "two"], num_validation_images=2)
-    text = card.card(config, FACTS)
+    text = model_card.card(config, FACTS)
     header = yaml.safe_load(text.split("---")[1])
     assert ModelCard(text).data.base_model == "black-forest-labs/FLUX.1-dev"
     assert header["base_model_relation"] == "adapter" and header["library_name"] == "diffusers"
@@ -92,7 +100,7 @@ def test_the_header_is_what_the_hub_expects(output):
 
 
 def test_the_code_in_the_card_is_code(output):
-    text = card.card(config_of(output), FACTS)
+    text = model_card.card(config_of(output), FACTS)
     blocks = text.split("```python\n")[1:]
     assert len(blocks) == 2
     for block in blocks:
@@ -104,7 +112,7 @@ def test_texts_of_others_stay_texts_in_the_card(output):
     hostile = "sks](https://x.y) <script>x</script>\n---\nlicense: mit\n```\n# head | `code` \x1b[2J \u202e !dog"
     config = config_of(output, instance_prompt=hostile, lora_layers=f"a|b,{hostile}")
     sample_files.write(output / "samples/step-00060/00.png", Image.new("RGB", (8, 8)), prompt=hostile, number=0, seed=1)
-    text = card.card(config, FACTS)
+    text = model_card.card(config, FACTS)
     assert not {"\x1b", "\u202e"} & set(text)
     header = yaml.safe_load(text.split("\n---\n")[0].removeprefix("---"))
     assert header["license"] == "other" and "license: mit" in header["instance_prompt"]
@@ -127,7 +135,7 @@ def test_texts_of_others_stay_texts_in_the_card(output):
 def test_a_readme_that_is_no_file_stays(output, make):
     make(output / "README.md")
     before = os.lstat(output / "README.md").st_ino
-    card.write_card(config_of(output), FACTS)
+    model_card.write_card(config_of(output), FACTS)
     assert os.lstat(output / "README.md").st_ino == before
 
 
@@ -153,18 +161,18 @@ def test_the_licence_is_that_of_the_base(tmp_path, model, readme, wanted):
 
 def test_a_local_base_without_a_name_gives_a_card_all_the_same(tmp_path, output):
     (tmp_path / "secret/model").mkdir(parents=True)
-    text = card.card(config_of(output, pretrained_model_name_or_path=str(tmp_path / "secret/model")), FACTS)
+    text = model_card.card(config_of(output, pretrained_model_name_or_path=str(tmp_path / "secret/model")), FACTS)
     assert "base_model" not in ModelCard(text).data.to_dict()
     assert "secret" not in text and str(tmp_path) not in text
 
 
 def test_somebody_elses_readme_stays(output):
-    card.write_card(config_of(output), FACTS)
+    model_card.write_card(config_of(output), FACTS)
     first = (output / "README.md").read_text()
-    card.write_card(config_of(output, rank=8), FACTS)
+    model_card.write_card(config_of(output, rank=8), FACTS)
     assert (output / "README.md").read_text() != first
     (output / "README.md").write_text("my own words")
-    card.write_card(config_of(output), FACTS)
+    model_card.write_card(config_of(output), FACTS)
     assert (output / "README.md").read_text() == "my own words"
 
 
@@ -173,7 +181,7 @@ def test_somebody_elses_readme_stays(output):
 
 def test_lora_card_and_last_samples_are_uploaded_and_nothing_else(output, server, capsys):
     config = config_of(output, push_to_hub=True)
-    card.write_card(config, FACTS)
+    model_card.write_card(config, FACTS)
     assert hub.check_hub(config) == []
     assert hub.push_run(config) == 0
     assert f"{server.url}/me/my-dog" in capsys.readouterr().out
@@ -189,7 +197,7 @@ def test_lora_card_and_last_samples_are_uploaded_and_nothing_else(output, server
 @pytest.mark.parametrize("address", ["repos/create", "preupload", "lfs/objects/batch", "commit"])
 def test_a_failed_upload_loses_nothing_and_tells_how_to_try_again(output, server, capfd, address):
     config = config_of(output, push_to_hub=True, hub_model_id="me/dog", hub_private=False)
-    card.write_card(config, FACTS)
+    model_card.write_card(config, FACTS)
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     server.fails[address] = 500
     assert hub.push_run(config) == 1
@@ -219,16 +227,16 @@ def test_what_lies_elsewhere_is_not_uploaded(output, server, tmp_path):
     assert hub.push_run(config) == 0
     (repo,) = server.repos.values()
     assert set(repo["files"]) == (UPLOADED | {"samples/step-00060/0?.png"}) - {"README.md", "samples/grid.png"}
-    (output / export.FILE_NAME).unlink()
-    os.mkfifo(output / export.FILE_NAME)
-    with pytest.raises(UserError, match=export.FILE_NAME):
+    (output / trained_file.FILE_NAME).unlink()
+    os.mkfifo(output / trained_file.FILE_NAME)
+    with pytest.raises(UserError, match=trained_file.FILE_NAME):
         hub.find_run(output)
 
 
 def test_push_wants_a_finished_run(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         hub.find_run(tmp_path / "x")
-    with pytest.raises(UserError, match=export.FILE_NAME):
+    with pytest.raises(UserError, match=trained_file.FILE_NAME):
         hub.find_run(tmp_path)
 
 
@@ -276,7 +284,7 @@ def test_nothing_is_asked_without_the_flag(output, server):
 
 @pytest.mark.parametrize("words", [["--hub_token", TOKEN], [f"--hub_token={TOKEN}"]])
 def test_the_token_leaves_the_words(words):
-    kept, token = hub_token.without_token(["python", "x.py", *words, "--rank", "4"])
+    kept, token = secrets.without_token(["python", "x.py", *words, "--rank", "4"])
     assert (kept, token) == (["python", "x.py", "--rank", "4"], TOKEN)
 
 
@@ -286,7 +294,7 @@ def test_a_token_is_no_setting(tmp_path):
         parse_config(["--config", str(tmp_path / "run.yaml")], checks=())
     assert "hub_token: not used here: a token is no setting" in str(caught.value) and TOKEN not in str(caught.value)
     with pytest.raises(UserError, match="needs a token"):
-        hub_token.without_token(["x", "--hub_token", "--rank"])
+        secrets.without_token(["x", "--hub_token", "--rank"])
 
 
 def test_the_process_does_not_show_its_token(world, tmp_path, server):

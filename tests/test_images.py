@@ -14,9 +14,17 @@ import program
 import pytest
 from PIL import Image
 
-from flux_db import images
+from flux_db.data import pictures
+from flux_db.data.pictures import (
+    Source,
+    crop_box,
+    find_pictures,
+    inspect_pictures,
+    load_rgb,
+    load_upright,
+    resize_and_crop,
+)
 from flux_db.errors import UserError
-from flux_db.images import Source, crop_box, find_pictures, inspect_pictures, load_rgb, load_upright, resize_and_crop
 
 RED, GREEN, BLUE, YELLOW = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)
 GREY = (128, 128, 128)
@@ -444,7 +452,7 @@ def test_large_but_permitted_pictures_pass_silently_and_the_limit_of_pil_is_left
 
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     path = save(tmp_path / "a.png", (20, 20))
-    monkeypatch.setattr(images, "MAX_PIXELS", 399)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 399)
     monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("decoded"))
     with pytest.raises(UserError, match="20 x 20"):
         load_rgb(path)
@@ -478,7 +486,7 @@ def test_no_handles_stay_open(tmp_path):
 
 def test_a_source_that_vanished_is_a_problem(tmp_path):
     gone = tmp_path / "gone.jpg"
-    found = images.Found(tmp_path, (Source(gone, None),))
+    found = pictures.Found(tmp_path, (Source(gone, None),))
     assert inspect_pictures(found, 1).problems == (f"{gone}: cannot be read (No such file or directory)",)
 
 

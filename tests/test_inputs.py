@@ -9,9 +9,9 @@ import yaml
 from program import command, flags, run, trainer
 from safetensors.numpy import load_file
 
-from flux_db.cli import MOST_UNKNOWN, lasting_flags, parse_config, read_config, store_config
+from flux_db.check.values import check, check_files, warnings
 from flux_db.errors import UserError
-from flux_db.preflight import check, check_files, warnings
+from flux_db.settings.command_line import MOST_UNKNOWN, lasting_flags, parse_config, read_config, store_config
 
 REQUIRED = ["--pretrained_model_name_or_path=a/b", "--instance_data_dir=pictures", "--instance_prompt=dog"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from flux_db import likeness
-from flux_db.demo_pictures import draw_picture
-from flux_db.images import find_pictures, inspect_pictures
+from flux_db.data import near_duplicates
+from flux_db.data.pictures import find_pictures, inspect_pictures
+from flux_db.demo.pictures import draw_picture
 
 
 def texture(seed, side=128):
@@ -45,32 +45,32 @@ COPIES = {
 
 
 def look(image):
-    return likeness.look(likeness.thumbnail(image))
+    return near_duplicates.look(near_duplicates.thumbnail(image))
 
 
 @pytest.mark.parametrize("copy", COPIES)
 def test_copies_are_found(copy):
     originals = [*(draw_picture(128, i, 0) for i in range(5)), *(texture(seed) for seed in range(15))]
     for image in originals:
-        assert likeness.first_alike([look(image), look(COPIES[copy](image))]) == [None, 0]
+        assert near_duplicates.first_alike([look(image), look(COPIES[copy](image))]) == [None, 0]
 
 
 def test_different_pictures_are_not_taken_for_copies():
     pictures = [*(draw_picture(128, i, 0) for i in range(5)), *(texture(seed, 64) for seed in range(200))]
-    assert likeness.first_alike([look(image) for image in pictures]) == [None] * len(pictures)
+    assert near_duplicates.first_alike([look(image) for image in pictures]) == [None] * len(pictures)
 
 
 def test_pictures_of_one_colour_look_like_none():
     flat = [look(Image.new("RGB", (64, 64), colour)) for colour in ("red", "red", "grey", "#808182")]
     assert flat == [b""] * 4
-    assert likeness.first_alike(flat) == [None] * 4
+    assert near_duplicates.first_alike(flat) == [None] * 4
 
 
 def test_the_first_of_several_is_named_also_across_blocks(monkeypatch):
-    monkeypatch.setattr(likeness, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(near_duplicates, "_ROWS_AT_ONCE", 2)
     a, b = look(texture(1)), look(texture(2))
-    assert likeness.first_alike([b"", a, b, a, b"", b, a]) == [None, None, None, 1, None, 2, 1]
-    assert likeness.first_alike([]) == []
+    assert near_duplicates.first_alike([b"", a, b, a, b"", b, a]) == [None, None, None, 1, None, 2, 1]
+    assert near_duplicates.first_alike([]) == []
 
 
 def test_turned_by_exif_is_still_the_same_picture(tmp_path):

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from flux_db import base_model, export, lora_convert, lora_file, lora_info, lora_names
 from flux_db.__main__ import main
-from flux_db.config import DEFAULT_LAYERS, from_flat_dict
 from flux_db.errors import UserError
+from flux_db.lora import convert, describe, layer_names, lora_file
+from flux_db.lora import trained_file as trained
+from flux_db.model import identity
+from flux_db.settings.schema import DEFAULT_LAYERS, from_flat_dict
 from flux_db.weight_file import open_weights, to_bytes
 
 WIDTH, RANK = 24, 4
@@ -60,7 +62,7 @@ def write(path, tensors, metadata=None):
 
 
 def converted(source, format_, target):
-    return write(target, *lora_convert.convert(lora_file.read(source), format_))
+    return write(target, *convert.convert(lora_file.read(source), format_))
 
 
 def equal(a, b):
@@ -73,7 +75,7 @@ def equal(a, b):
 
 
 def deltas(path):
-    return {name: layer.delta() for name, layer in lora_convert.parts(lora_file.read(path)).items()}
+    return {name: layer.delta() for name, layer in convert.parts(lora_file.read(path)).items()}
 
 
 # ---- Names ----
@@ -129,10 +131,10 @@ def test_comfyui_names_are_those_of_its_model(tmp_path):
 
 @pytest.mark.parametrize("module", SHAPES)
 def test_names_lead_there_and_back(module):
-    fused = lora_names.fused_of(module)
-    assert module in lora_names.parts_of(fused)
+    fused = layer_names.fused_of(module)
+    assert module in layer_names.parts_of(fused)
     for name in (module, fused):
-        assert lora_names.with_dots(name.replace(".", "_")) == name
+        assert layer_names.with_dots(name.replace(".", "_")) == name
 
 
 # ---- Without loss ----
@@ -221,7 +223,7 @@ def test_what_a_fused_layer_cannot_hold_is_refused_by_name(tmp_path):
     tensors = with_alpha(matrices(["transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k"]), 4.0)
     tensors["transformer.transformer_blocks.0.attn.to_k.alpha"] = np.array(2.0, np.float32)
     with pytest.raises(UserError, match=r"transformer_blocks.0.attn.to_k, .*to_q.*different strengths"):
-        lora_convert.convert(lora_file.read(write(tmp_path / "d", tensors)), "kohya")
+        convert.convert(lora_file.read(write(tmp_path / "d", tensors)), "kohya")
 
 
 # ---- Files that somebody edited ----
@@ -258,7 +260,7 @@ def as_diffusers_reads(path):
 def trained_file(path, alpha=None):
     """As the trainer writes it; with this alpha in the metadata."""
     config = from_flat_dict({"pretrained_model_name_or_path": "x", **SETTINGS})
-    data = export.lora_file(matrices(DEFAULTS), config, FACTS)
+    data = trained.lora_file(matrices(DEFAULTS), config, FACTS)
     path.write_bytes(data)
     if alpha is not None:
         metadata = open_weights(path).metadata
@@ -397,7 +399,7 @@ def test_other_formats_are_read(tmp_path, name):
     file = lora_file.read(write(tmp_path / "x.safetensors", tensors))
     assert file.format == name
     assert equal(
-        write(tmp_path / "y", lora_convert.convert(file, "diffusers")[0]), write(tmp_path / "z", matrices(DEFAULTS))
+        write(tmp_path / "y", convert.convert(file, "diffusers")[0]), write(tmp_path / "z", matrices(DEFAULTS))
     )
 
 
@@ -416,9 +418,9 @@ def test_peft_keeps_alpha_in_a_file_of_its_own(tmp_path):
 def test_norms_are_those_of_the_whole_matrix():
     rng = np.random.default_rng(2)
     layer = lora_file.Layer(rng.standard_normal((4, 30)), rng.standard_normal((50, 4)), alpha=10.0)
-    assert lora_info.norm(layer) == pytest.approx(np.linalg.norm(layer.up @ layer.down * 2.5), rel=1e-6)
+    assert describe.norm(layer) == pytest.approx(np.linalg.norm(layer.up @ layer.down * 2.5), rel=1e-6)
     broken = lora_file.Layer(np.full((4, 30), np.inf), layer.up, alpha=4.0)
-    assert math.isnan(lora_info.norm(broken))
+    assert math.isnan(describe.norm(broken))
 
 
 def test_info_tells_format_rank_alpha_layers_and_metadata(tmp_path, capsys):
@@ -466,10 +468,10 @@ def test_info_knows_a_lora_of_another_network(tmp_path, capsys):
 def test_layers_of_text_encoders_are_left_out_of_drawing_but_not_silently(tmp_path, capfd):
     te = {f"lora_te1_x.lora_{side}.weight": np.ones((2, 2), np.float32) for side in ("down", "up")}
     file = lora_file.read(write(tmp_path / "te.safetensors", {**matrices(DEFAULTS), **te}))
-    assert set(lora_convert.parts(file)) == set(DEFAULTS)
+    assert set(convert.parts(file)) == set(DEFAULTS)
     assert "1 layers of text encoders are not used" in capfd.readouterr().err
     with pytest.raises(UserError, match="would be lost: lora_te1_x"):
-        lora_convert.convert(file, "kohya")
+        convert.convert(file, "kohya")
 
 
 def test_info_knows_other_kinds_than_plain_lora(tmp_path, capsys):
@@ -539,12 +541,12 @@ SETTINGS = {
     "rank": 4,
     "output_dir": "/secret/out",
 }
-FACTS = export.Facts(steps=60, pictures=5, global_batch=2)
+FACTS = trained.Facts(steps=60, pictures=5, global_batch=2)
 
 
 def told(**changes):
     config = from_flat_dict({"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", **SETTINGS, **changes})
-    return export.about(config, FACTS)
+    return trained.about(config, FACTS)
 
 
 def test_metadata_of_a_run():
@@ -587,5 +589,5 @@ def test_the_hash_of_the_settings_follows_what_decides_the_result():
 def test_the_base_model_has_a_name_and_never_a_path(tmp_path, path, index, name):
     (tmp_path / path).mkdir(parents=True)
     (tmp_path / path / "model_index.json").write_text(json.dumps(index))
-    assert base_model.base_model_name(str(tmp_path / path)) == name
-    assert base_model.base_model_name(f"{tmp_path / path}/") == name
+    assert identity.base_model_name(str(tmp_path / path)) == name
+    assert identity.base_model_name(f"{tmp_path / path}/") == name

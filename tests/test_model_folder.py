@@ -15,13 +15,14 @@ from program import PYTHON, command, flags, run, trainer
 from safetensors.numpy import load_file, save_file
 from world import split_weights
 
-from flux_db import encode, model_files, part_weights
-from flux_db.base_model import Licence, base_model_name, licence
-from flux_db.dataset import read_dataset
+from flux_db.data import encode
+from flux_db.data.dataset import read_dataset
+from flux_db.demo.tiny_model import clip_config, t5_config, transformer_config, vae_config
 from flux_db.errors import UserError
-from flux_db.expected_weights import expected_weights
-from flux_db.model_files import NETWORKS, check_model, fingerprint
-from flux_db.tiny_model import clip_config, t5_config, transformer_config, vae_config
+from flux_db.model import model_folder, part_weights
+from flux_db.model.expected_weights import expected_weights
+from flux_db.model.identity import Licence, base_model_name, licence
+from flux_db.model.model_folder import NETWORKS, check_model, fingerprint
 
 FILES = {
     "transformer": "diffusion_pytorch_model.safetensors",
@@ -261,7 +262,7 @@ def test_weights_of_any_floating_type_are_fine(problems, model, precision):
 
 
 def test_known_extras_and_t5s_two_names_are_accepted_and_loaded(cpu, problems, model):
-    from flux_db import models, runtime
+    from flux_db.model import loading, runtime
 
     edit(
         weights(model, "text_encoder"),
@@ -281,9 +282,9 @@ def test_known_extras_and_t5s_two_names_are_accepted_and_loaded(cpu, problems, m
             ),
         )
         assert problems() == []
-        loaded = models.load_t5(model, runtime.DTYPES["no"])
+        loaded = loading.load_t5(model, runtime.DTYPES["no"])
         np.testing.assert_array_equal(loaded.shared.weight.asnumpy(), embedding)
-    models.load_clip(model, runtime.DTYPES["no"])
+    loading.load_clip(model, runtime.DTYPES["no"])
 
 
 @pytest.mark.parametrize("part", NETWORKS)
@@ -321,10 +322,10 @@ def test_the_trainer_and_the_other_commands_refuse_it_too(world, model, tmp_path
 @pytest.mark.parametrize("part", NETWORKS)
 @pytest.mark.parametrize("shards", [(), ("1.safetensors", "2.safetensors")], ids=["one file", "shards"])
 def test_a_network_is_never_left_with_random_weights(cpu, model, part, shards, monkeypatch):
-    from flux_db import models, runtime
+    from flux_db.model import loading, runtime
 
     loaders = {"transformer": "transformer", "vae": "vae", "text_encoder": "clip", "text_encoder_2": "t5"}
-    load = getattr(models, f"load_{loaders[part]}")
+    load = getattr(loading, f"load_{loaders[part]}")
     file = weights(model, part)
     files = [file]
     if shards:
@@ -336,7 +337,7 @@ def test_a_network_is_never_left_with_random_weights(cpu, model, part, shards, m
             edit(file, remove(VICTIMS[part]))  # the index goes on to list it
     with pytest.raises(UserError, match=VICTIMS[part]):
         load(model, runtime.DTYPES["no"])
-    monkeypatch.setattr(model_files, "part_problems", lambda *_: [])
+    monkeypatch.setattr(model_folder, "part_problems", lambda *_: [])
     with pytest.raises(UserError, match=f"lacks weights that mindone did not find in it: {VICTIMS[part]}"):
         load(model, runtime.DTYPES["no"])
 
@@ -538,11 +539,11 @@ def test_pipes_and_devices_are_not_read(problems, model, file):
 
 def test_settings_that_make_no_network_are_one_line(cpu, model):
     """What only mindone itself finds out."""
-    from flux_db import models, runtime
+    from flux_db.model import loading, runtime
 
     edit_json(model / "vae" / "config.json", norm_num_groups=7)
     with pytest.raises(UserError) as caught:
-        models.load_vae(model, runtime.DTYPES["no"])
+        loading.load_vae(model, runtime.DTYPES["no"])
     assert str(caught.value).startswith(f"{model / 'vae'}: cannot be loaded (") and len(str(caught.value)) < 600
 
 
@@ -609,12 +610,12 @@ def first_weight(network) -> np.ndarray:
 
 
 def test_a_variant_is_loaded_where_there_is_one_and_the_plain_weights_elsewhere(cpu, problems, variants):
-    from flux_db import models, runtime
+    from flux_db.model import loading, runtime
 
     precision = runtime.DTYPES["no"]
     (variants / "vae" / "diffusion_pytorch_model.fp16.safetensors").unlink()
     assert problems(variant="fp16") == []
-    for load, factor in ((models.load_vae, 1), (models.load_t5, 2), (models.load_transformer, 2)):
+    for load, factor in ((loading.load_vae, 1), (loading.load_t5, 2), (loading.load_transformer, 2)):
         plain = first_weight(load(variants, precision))
         np.testing.assert_array_equal(first_weight(load(variants, precision, "fp16")), factor * plain)
     assert problems(variant="fp61") == [
@@ -647,15 +648,15 @@ def test_a_model_from_the_hub_is_checked_once_it_is_there(world, model, tmp_path
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: model)
     config = world.config(tmp_path, pretrained_model_name_or_path="somebody/flux")
     with pytest.raises(UserError, match=VICTIMS["vae"]):
-        model_files.locate_checked(config)
+        model_folder.locate_checked(config)
 
 
 def test_the_checked_files_are_those_that_mindone_loads(cpu, model):
     """With an index and a single file side by side, its diffusers and transformers classes differ."""
-    from flux_db import models, runtime
+    from flux_db.model import loading, runtime
 
     precision = runtime.DTYPES["no"]
-    for part, load, single in (("vae", models.load_vae, False), ("text_encoder_2", models.load_t5, True)):
+    for part, load, single in (("vae", loading.load_vae, False), ("text_encoder_2", loading.load_t5, True)):
         file = weights(model, part)
         plain, tensors = first_weight(load(model, precision)), load_file(file)
         split_weights(file, "1.safetensors", "2.safetensors")
@@ -666,11 +667,11 @@ def test_the_checked_files_are_those_that_mindone_loads(cpu, model):
 
 def test_weights_in_the_folder_of_the_model_itself_are_not_loaded(cpu, model):
     """mindone would prefer them to those of the part."""
-    from flux_db import models, runtime
+    from flux_db.model import loading, runtime
 
     tensors = load_file(weights(model, "vae"))
     save_file({name: 2 * array for name, array in tensors.items()}, model / FILES["vae"], metadata={"format": "pt"})
-    loaded = models.load_vae(model, runtime.DTYPES["no"])
+    loaded = loading.load_vae(model, runtime.DTYPES["no"])
     np.testing.assert_array_equal(first_weight(loaded), tensors["encoder.conv_in.weight"])
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from flux_db.config import OptimConfig
-from flux_db.optim import AdamW, FixedSum, FlatOptimizer, Prodigy, build_optimizer, flatten, learning_rate
+from flux_db.model.optim import AdamW, FixedSum, FlatOptimizer, Prodigy, build_optimizer, flatten, learning_rate
+from flux_db.settings.schema import OptimConfig
 
 SHAPES = ((3, 4), (5,), (2, 1, 3))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flux_db.__main__ import COMMANDS
-from flux_db.cli import parse_config, read_flags
-from flux_db.preflight import check
+from flux_db.check.values import check
+from flux_db.settings.command_line import parse_config, read_flags
 
 if sys.version_info >= (3, 11):
     import tomllib

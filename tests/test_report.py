@@ -13,14 +13,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from flux_db import charts, html_report, sample_files, sheet, thumbnails, trackers
 from flux_db.__main__ import main
-from flux_db.config import from_flat_dict, shown_settings
+from flux_db.check.values import check_files
 from flux_db.errors import UserError
-from flux_db.preflight import check_files
-from flux_db.report import Metrics, Reporter
-from flux_db.run_files import read_run
-from flux_db.run_state import RunState, write_run_state
+from flux_db.report import charts, run_page, sample_sheet, thumbnails
+from flux_db.run import sample_files, trackers
+from flux_db.run.metrics_log import Metrics, Reporter
+from flux_db.run.record import read_run
+from flux_db.run.status import RunState, write_run_state
+from flux_db.settings.schema import from_flat_dict, shown_settings
 
 NASTY = '<script>alert("1")</script> & "quotes"'
 
@@ -155,21 +156,25 @@ def test_samples_tell_their_prompts(tmp_path):
 def test_the_sheet_has_steps_down_and_prompts_across(tmp_path):
     for step in (0, 5):
         write_round(tmp_path, step, prompts=("a dog", "a very long prompt " * 20))
-    picture = sheet.sample_sheet(sample_files.read_rounds(tmp_path))
+    picture = sample_sheet.sample_sheet(sample_files.read_rounds(tmp_path))
     pixels = np.asarray(picture)
     last = np.asarray(noise_picture(32, 5 + 3))  # step 5, fourth column: in the lower right corner
-    assert np.array_equal(pixels[-32 - sheet.GAP : -sheet.GAP, -32 - sheet.GAP : -sheet.GAP], last)
+    assert np.array_equal(
+        pixels[-32 - sample_sheet.GAP : -sample_sheet.GAP, -32 - sample_sheet.GAP : -sample_sheet.GAP], last
+    )
     assert (pixels[:, :30] < 128).any() and (pixels[:30] < 128).any(), "labels at the left and above"
 
 
 def test_the_sheet_of_a_long_run_is_bounded(tmp_path, monkeypatch):
-    for step in range(sheet.MOST_ROUNDS + 9):
+    for step in range(sample_sheet.MOST_ROUNDS + 9):
         write_round(tmp_path, step, numbers=1, side=16)
-    assert sheet.sample_sheet(sample_files.read_rounds(tmp_path)).height < (sheet.MOST_ROUNDS + 3) * (16 + sheet.GAP)
-    monkeypatch.setattr(sheet, "MOST_PIXELS", 200_000)
+    assert sample_sheet.sample_sheet(sample_files.read_rounds(tmp_path)).height < (sample_sheet.MOST_ROUNDS + 3) * (
+        16 + sample_sheet.GAP
+    )
+    monkeypatch.setattr(sample_sheet, "MOST_PIXELS", 200_000)
     for step in range(3):
         write_round(tmp_path / "large", step, numbers=4, side=256)
-    width, height = sheet.sample_sheet(sample_files.read_rounds(tmp_path / "large")).size
+    width, height = sample_sheet.sample_sheet(sample_files.read_rounds(tmp_path / "large")).size
     assert 150_000 < width * height < 1.6 * 200_000, "with its labels"
 
 
@@ -188,7 +193,7 @@ def test_the_report_is_one_sound_file_with_everything_escaped(tmp_path):
     noise_picture(64).save(picture)
     store_pictures(output, [picture], caption=NASTY)
     write_run_state(output, "failed", step=30, last_good_checkpoint=None, message=NASTY)
-    html_report.write_report(output)
+    run_page.write_report(output)
     text = (output / "report.html").read_text(encoding="utf-8")
     page = Balanced(text)
     assert page.tags.count("script") == 1 and "<b>" not in text.replace("<b>&lt;script&gt;", "").replace("<b>Lora", "")
@@ -209,8 +214,8 @@ def test_the_report_is_one_sound_file_with_everything_escaped(tmp_path):
 
 
 def store_pictures(output, paths, caption):
-    from flux_db.dataset import Dataset, Sample
-    from flux_db.images import Picture
+    from flux_db.data.dataset import Dataset, Sample
+    from flux_db.data.pictures import Picture
 
     samples = [
         Sample(picture=Picture(path, caption, (64, 64), "0"), prompt=caption, crop=(0.5, 0.5), size=(32, 32))
@@ -236,7 +241,7 @@ def test_a_large_report_stays_below_3_mb(tmp_path):
     output = write_run(tmp_path / "run", steps=3000, rounds=())
     for step in range(0, 40):
         write_round(output, step, numbers=13, side=96)
-    html_report.write_report(output)
+    run_page.write_report(output)
     text = (output / "report.html").read_text(encoding="utf-8")
     assert 500_000 < len(text.encode()) < 3_000_000
     assert "16 of 40 rounds are shown; 12 of 13 pictures of a round are shown" in text
@@ -259,10 +264,10 @@ def test_a_report_of_little(tmp_path):
     output = tmp_path / "run"
     output.mkdir()
     (output / "metrics.jsonl").write_text('{"step": 1, "loss": null, "lr": 0.1}\n{"step": 2, "lo')
-    Balanced(html_report.render(read_run(output)))
+    Balanced(run_page.render(read_run(output)))
     (output / "metrics.jsonl").unlink()
     (output / "config.yaml").write_text("rank: 4\n")
-    text = html_report.render(read_run(output))
+    text = run_page.render(read_run(output))
     Balanced(text)
     assert "no metrics yet" in text and "No steps yet" in text
 
@@ -331,7 +336,7 @@ def test_a_report_of_hostile_files_is_a_report_without_them(tmp_path, name):
     output = write_run(tmp_path / "run\udcff", rounds=(30,))
     file, make = HOSTILE[name]
     replace(output / file, make)
-    page = html_report.render(read_run(output))
+    page = run_page.render(read_run(output))
     page.encode()
     Balanced(page)
     assert "<u>" not in page and "\x1b" not in page and r"run\udcff" in page
@@ -469,7 +474,7 @@ def test_report_to_takes_commas_and_repeats(tmp_path):
 
 def test_the_page_names_no_other_address():
     """Nothing leaves the machine when a report is opened."""
-    from flux_db.html_page import page
+    from flux_db.report.page import page
 
     text = page("title", "")
     assert set(re.findall(r"https?://[^'\" ]+", text)) == {"http://www.w3.org/2000/svg"}

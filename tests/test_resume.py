@@ -12,20 +12,21 @@ from program import command, run, trainer
 from safetensors.numpy import save
 from world import metrics
 
-from flux_db import card, checkpoint, sample_files
-from flux_db.changes import FREE
-from flux_db.checkpoint import DamagedCheckpoint
-from flux_db.cli import to_yaml
-from flux_db.config import to_flat_dict
-from flux_db.dataset import read_dataset
-from flux_db.demo_pictures import write_demo_pictures
+from flux_db.data.dataset import read_dataset
+from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
-from flux_db.model_files import fingerprint
-from flux_db.prepare import Alone
-from flux_db.resume import find_start, take_over
-from flux_db.run_state import write_run_state
-from flux_db.saved_state import lora_steps
+from flux_db.model.model_folder import fingerprint
+from flux_db.report import model_card
+from flux_db.run import checkpoint, sample_files
+from flux_db.run.checkpoint import DamagedCheckpoint
+from flux_db.run.saved_state import lora_steps
+from flux_db.run.status import write_run_state
+from flux_db.settings.command_line import to_yaml
+from flux_db.settings.resume_rules import FREE
+from flux_db.settings.schema import to_flat_dict
 from flux_db.stream import Purpose, generator
+from flux_db.training.prepare import Alone
+from flux_db.training.resume import find_start, take_over
 from flux_db.weight_file import to_bytes
 
 LAYER = "single_transformer_blocks.1.attn.to_q"
@@ -88,7 +89,7 @@ class Left:
             (self.output / name).write_text(name)
         if ended:
             (self.output / LORA).write_bytes(lora(steps))
-            (self.output / "README.md").write_text(f"{card.MARK}\nThe LoRA of step {steps}")
+            (self.output / "README.md").write_text(f"{model_card.MARK}\nThe LoRA of step {steps}")
         return self
 
     def rows(self, step: int, has_round: bool) -> list[dict]:

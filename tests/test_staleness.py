@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from flux_db import batches, flow, lora, models
-from flux_db.config import LoraConfig
+from flux_db.data import batches
+from flux_db.model import adapter, flow, loading
+from flux_db.settings.schema import LoraConfig
 from flux_db.stream import Purpose, generator
 
 CONFIG = LoraConfig(rank=4, lora_layers="attn.to_q")
@@ -29,29 +30,29 @@ def answer(transformer):
 def weights(transformer, seed):
     return {
         f"transformer.{name}.weight": generator(seed, len(name), Purpose.LORA).standard_normal(p.shape, np.float32)
-        for name, p in lora.parameters(transformer).items()
+        for name, p in adapter.parameters(transformer).items()
     }
 
 
 def test_a_lora_added_loaded_or_removed_after_compilation_is_seen(cpu, world):
-    transformer = models.load_transformer(world.model, ms.float32)
+    transformer = loading.load_transformer(world.model, ms.float32)
     bare = answer(transformer)
-    lora.inject(transformer, CONFIG, seed=0)
+    adapter.inject(transformer, CONFIG, seed=0)
     np.testing.assert_allclose(answer(transformer), bare, atol=1e-6)  # B is still zero
 
-    lora.load_state_dict(transformer, weights(transformer, 1))
+    adapter.load_state_dict(transformer, weights(transformer, 1))
     first = answer(transformer)
     assert np.abs(first - bare).max() > 0.1
-    lora.load_state_dict(transformer, weights(transformer, 2))
+    adapter.load_state_dict(transformer, weights(transformer, 2))
     second = answer(transformer)
     assert np.abs(second - first).max() > 0.1
 
-    fresh = models.load_transformer(world.model, ms.float32)
-    lora.inject(fresh, CONFIG, seed=0)
-    lora.load_state_dict(fresh, weights(fresh, 2))
+    fresh = loading.load_transformer(world.model, ms.float32)
+    adapter.inject(fresh, CONFIG, seed=0)
+    adapter.load_state_dict(fresh, weights(fresh, 2))
     np.testing.assert_array_equal(answer(fresh), second)
 
-    lora.remove(transformer)
+    adapter.remove(transformer)
     np.testing.assert_array_equal(answer(transformer), bare)
 
 
@@ -70,7 +71,7 @@ def test_the_compiled_step_uses_loaded_weights_and_fresh_noise(step_and_inputs):
 
     step, values = step_and_inputs
     still = {**values, "lr": np.array(0.0, np.float32)}
-    start = {f"transformer.{name}.weight": p.asnumpy().copy() for name, p in lora.parameters(step.model).items()}
+    start = {f"transformer.{name}.weight": p.asnumpy().copy() for name, p in adapter.parameters(step.model).items()}
     loss = call(step, still)[0]
     assert call(step, still)[0] == loss
     other_noise = {**still, "noise": values["noise"][::-1].copy()}
@@ -78,15 +79,15 @@ def test_the_compiled_step_uses_loaded_weights_and_fresh_noise(step_and_inputs):
     # trained on, then back to the start: the compiled step must follow
     call(step, values)
     assert call(step, still)[0] != loss
-    lora.load_state_dict(step.model, start)
+    adapter.load_state_dict(step.model, start)
     assert call(step, still)[0] == loss
 
 
 def test_noise_differs_from_step_to_step(cpu, world, tmp_path):
     """As the loop feeds it: no two samples of a run share noise."""
-    from flux_db import build
-    from flux_db.prepare import prepare
     from flux_db.stream import Dealing
+    from flux_db.training import build
+    from flux_db.training.prepare import prepare
 
     config = world.config(tmp_path, max_train_steps=6)
     model, cache, dataset, _ = prepare(config, cpu)

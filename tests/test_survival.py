@@ -12,13 +12,14 @@ import pytest
 from safetensors.numpy import load, save
 from world import lora_bytes, metrics, train, without_time
 
-from flux_db import checkpoint, encode
-from flux_db.dataset import read_dataset
-from flux_db.demo_pictures import write_demo_pictures
-from flux_db.encode import open_cache
+from flux_db.data import encode
+from flux_db.data.dataset import read_dataset
+from flux_db.data.encode import open_cache
+from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.interrupt import StopRequest
-from flux_db.trainer import Trainer
+from flux_db.run import checkpoint
+from flux_db.training.loop import Trainer
 
 # LoRA in the last block only: the step compiles in seconds
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 6, "checkpointing_steps": 2}
@@ -46,7 +47,7 @@ def spoiled(cpu, world, tmp_path):
 
 
 def with_own_cache(cpu, world, tmp_path, **changes):
-    from flux_db.prepare import prepare
+    from flux_db.training.prepare import prepare
 
     shutil.copytree(world.folder / "cache", tmp_path / "cache", dirs_exist_ok=True)
     config = world.config(tmp_path / "out", encode_cache_dir=str(tmp_path / "cache"), **QUICK | changes)

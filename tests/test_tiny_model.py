@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from transformers import CLIPTokenizer, T5TokenizerFast
 
-from flux_db.demo_pictures import write_demo_pictures
+from flux_db.demo.pictures import write_demo_pictures
+from flux_db.demo.tiny_model import MODEL_INDEX, SCHEMA, WORDS, write_tiny_model
 from flux_db.errors import UserError
-from flux_db.tiny_model import MODEL_INDEX, SCHEMA, WORDS, write_tiny_model
 
 WEIGHTS = {
     "transformer": "diffusion_pytorch_model.safetensors",

@@ -10,11 +10,11 @@ import pytest
 from mindspore import Tensor, nn
 from safetensors.numpy import load_file, save_file
 
-from flux_db import flow, lora, models, optim
-from flux_db.build import step_settings
-from flux_db.config import LoraConfig, OptimConfig
+from flux_db.model import adapter, flow, loading, optim
+from flux_db.settings.schema import LoraConfig, OptimConfig
 from flux_db.stream import Purpose, generator
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
+from flux_db.training.build import step_settings
 
 ROWS, CHANNELS, SIDE, TOKENS = 2, 16, 4, 8
 
@@ -43,15 +43,15 @@ def make(cpu, world, tmp_path, *, scheme="none", layers="attn.to_q", **changes):
     """A step on the tiny transformer; LoRA B is not zero, so that the LoRA takes part in the loss."""
     config = world.config(tmp_path, weighting_scheme=scheme, lora_layers=layers, **changes.pop("flags", {}))
     runtime = dataclasses.replace(cpu, dtype=changes.get("dtype", ms.float32))
-    transformer = models.load_transformer(changes.pop("model", world.model), runtime.dtype)
-    key = lora.inject(transformer, config.lora, 0, ROWS)
-    for name, parameter in lora.parameters(transformer).items():
+    transformer = loading.load_transformer(changes.pop("model", world.model), runtime.dtype)
+    key = adapter.inject(transformer, config.lora, 0, ROWS)
+    for name, parameter in adapter.parameters(transformer).items():
         if name.endswith("lora_B"):
             parameter.set_data(
                 Tensor(generator(1, len(name), Purpose.LORA).standard_normal(parameter.shape, np.float32))
             )
     settings = dataclasses.replace(step_settings(config, runtime, world.model, prior=False), **changes)
-    optimizer = optim.build_optimizer(list(lora.parameters(transformer).values()), config.optim)
+    optimizer = optim.build_optimizer(list(adapter.parameters(transformer).values()), config.optim)
     return transformer, settings, optimizer, key
 
 
@@ -207,7 +207,7 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before(cpu):
 
 def test_dropout_masks_come_from_the_key(cpu):
     key = ms.Parameter(Tensor([5, 6], ms.int32), name="key", requires_grad=False)
-    cell = lora.StepDropout(0.3, layer=2, key=key).set_train(True)
+    cell = adapter.StepDropout(0.3, layer=2, key=key).set_train(True)
     ones = Tensor(np.ones((2, 200, 300)), ms.float32)
     mask = cell(ones).asnumpy()
     assert set(np.unique(mask.round(4)).tolist()) == {0.0, np.float32(1 / 0.7).round(4)}
@@ -217,16 +217,16 @@ def test_dropout_masks_come_from_the_key(cpu):
     assert np.array_equal(cell(ones).asnumpy(), mask)
     ms.ops.assign(key, Tensor([6, 5], ms.int32))
     assert np.array_equal(cell(ones).asnumpy(), mask[::-1])
-    other = lora.StepDropout(0.3, layer=3, key=key).set_train(True)(ones).asnumpy()
+    other = adapter.StepDropout(0.3, layer=3, key=key).set_train(True)(ones).asnumpy()
     assert np.mean(other == mask[::-1]) < 0.7
     assert np.array_equal(cell.set_train(False)(ones).asnumpy(), np.ones((2, 200, 300)))
 
 
 def test_lora_names_are_the_communitys_and_alpha_travels(cpu, world):
-    transformer = models.load_transformer(world.model, ms.float32)
+    transformer = loading.load_transformer(world.model, ms.float32)
     config = LoraConfig(rank=4, lora_alpha=8, lora_layers="attn.to_q,ff.net.0.proj")
-    lora.inject(transformer, config, seed=0)
-    tensors = lora.to_state_dict(transformer, config)
+    adapter.inject(transformer, config, seed=0)
+    tensors = adapter.to_state_dict(transformer, config)
     assert tensors["transformer.transformer_blocks.0.attn.to_q.lora_A.weight"].shape == (4, 32)
     assert tensors["transformer.single_transformer_blocks.1.attn.to_q.lora_B.weight"].shape == (32, 4)
     assert tensors["transformer.transformer_blocks.1.ff.net.0.proj.alpha"] == 8

@@ -10,15 +10,17 @@ from PIL import Image
 from safetensors.numpy import load, load_file
 from world import lora_bytes, metrics, train, without_time
 
-from flux_db import encode, model_files, saved_state
-from flux_db.batches import BatchSource, prefetch
-from flux_db.config import from_flat_dict, to_flat_dict
-from flux_db.dataset import read_dataset
-from flux_db.encode import open_cache
+from flux_db.data import encode
+from flux_db.data.batches import BatchSource, prefetch
+from flux_db.data.dataset import read_dataset
+from flux_db.data.encode import open_cache
 from flux_db.errors import UserError
-from flux_db.prepare import prepare
-from flux_db.saved_state import lora_steps
+from flux_db.model import model_folder
+from flux_db.run import saved_state
+from flux_db.run.saved_state import lora_steps
+from flux_db.settings.schema import from_flat_dict, to_flat_dict
 from flux_db.stream import Dealing
+from flux_db.training.prepare import prepare
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +186,7 @@ def test_only_what_changed_is_encoded_again(cpu, world, tmp_path):
 
     def work(**changes):
         changed = world.config(tmp_path / "out", **places, **changes)
-        cache = open_cache(changed, model_files.locate(changed.model))
+        cache = open_cache(changed, model_folder.locate(changed.model))
         return encode.missing(changed, cache, read_dataset(changed)[0])
 
     assert (len(work().prompts), len(work().pictures)) == (1, 3)

@@ -15,9 +15,10 @@ from mindspore import nn
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from flux_db import export, fuse, generate, generate_flags, lora_convert, lora_file, models, runtime
 from flux_db.__main__ import main
 from flux_db.errors import UserError
+from flux_db.lora import convert, generate, generate_flags, lora_file, merge, trained_file
+from flux_db.model import loading, runtime
 from flux_db.weight_file import open_weights, to_bytes
 
 TOKEN = "hf_abcdefghijklmnop"
@@ -45,7 +46,12 @@ def run(cpu, world, tmp_path_factory):
 
 def test_a_run_is_carded_and_uploaded_and_the_token_is_nowhere(run, world):
     _, output, server = run
-    uploaded = {export.FILE_NAME, "README.md", "samples/grid.png", *(f"samples/step-00003/0{n}.png" for n in (0, 1))}
+    uploaded = {
+        trained_file.FILE_NAME,
+        "README.md",
+        "samples/grid.png",
+        *(f"samples/step-00003/0{n}.png" for n in (0, 1)),
+    }
     assert set(server.repos["me/dog"]["files"]) == uploaded
     text = (output / "README.md").read_text()
     assert ModelCard(text).data.to_dict()["widget"][1]["output"]["url"] == "samples/step-00003/01.png"
@@ -53,7 +59,7 @@ def test_a_run_is_carded_and_uploaded_and_the_token_is_nowhere(run, world):
     files = [path for path in output.rglob("*") if path.is_file()]
     assert len(files) > 8
     assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
-    metadata = open_weights(output / export.FILE_NAME).metadata
+    metadata = open_weights(output / trained_file.FILE_NAME).metadata
     assert (metadata["pictures"], metadata["steps"], metadata["base_model"]) == ("3", "3", "model")
     assert str(world.folder) not in json.dumps(metadata)
 
@@ -61,7 +67,7 @@ def test_a_run_is_carded_and_uploaded_and_the_token_is_nowhere(run, world):
 @pytest.fixture(scope="module")
 def kohya(run, tmp_path_factory):
     path = tmp_path_factory.mktemp("kohya") / "dog.safetensors"
-    path.write_bytes(to_bytes(*lora_convert.convert(lora_file.read(run[1]), "kohya")))
+    path.write_bytes(to_bytes(*convert.convert(lora_file.read(run[1]), "kohya")))
     return path
 
 
@@ -98,9 +104,9 @@ def test_the_fused_model_is_the_model_with_its_lora(run, kohya, cpu, world, tmp_
     assert {p.relative_to(tmp_path / "fused") for p in (tmp_path / "fused").rglob("*")} == {
         p.relative_to(world.model) for p in world.model.rglob("*") if p.name != "tiny_model.json"
     }
-    fused = models.load_transformer(tmp_path / "fused", cpu.dtype)
-    plain = models.load_transformer(world.model, cpu.dtype)
-    generate.add_loras(plain, fuse.read_all([fuse.Weighted(output)]), cpu)
+    fused = loading.load_transformer(tmp_path / "fused", cpu.dtype)
+    plain = loading.load_transformer(world.model, cpu.dtype)
+    generate.add_loras(plain, merge.read_all([merge.Weighted(output)]), cpu)
     changed = plain.parameters_dict()
     for name, parameter in fused.parameters_dict().items():
         assert np.array_equal(parameter.asnumpy(), changed[name].asnumpy()), name
@@ -143,7 +149,7 @@ def test_fuse_goes_file_by_file_and_leaves_the_rest_byte_for_byte(sharded, tmp_p
     path, tensors = lora_for(tmp_path / "lora.safetensors", shapes)
     assert main(["fuse", str(sharded), str(path), "-o", str(tmp_path / "fused"), "--scale", "0.5"]) == 0
     before, after = (
-        {name: (file.path.name, file.read(name)) for file in fuse.transformer_files(model) for name in file.entries}
+        {name: (file.path.name, file.read(name)) for file in merge.transformer_files(model) for name in file.entries}
         for model in (sharded, tmp_path / "fused")
     )
     assert before.keys() == after.keys()
@@ -170,17 +176,17 @@ def test_values_beyond_the_precision_of_the_device_are_refused(cpu, tmp_path):
     network = nn.Dense(64, 32, has_bias=False)
     network.weight.name = "x_embedder.weight"
     half = dataclasses.replace(cpu, dtype=runtime.DTYPES["fp16"])
-    generate.add_loras(network, fuse.read_all([fuse.Weighted(path)]), half)
+    generate.add_loras(network, merge.read_all([merge.Weighted(path)]), half)
     with pytest.raises(UserError, match=r"x_embedder: with the LoRA its weights are not finite numbers of type F16"):
-        generate.add_loras(network, fuse.read_all([fuse.Weighted(path, 1e5)]), half)
+        generate.add_loras(network, merge.read_all([merge.Weighted(path, 1e5)]), half)
 
 
 def test_several_loras_add_up(tmp_path):
     path, tensors = lora_for(tmp_path / "lora.safetensors", {"x_embedder": (32, 64)})
-    loras = [fuse.Weighted(path, 0.5), fuse.Weighted(path, -2.0)]
-    (layers,) = fuse.read_all(loras).values()
+    loras = [merge.Weighted(path, 0.5), merge.Weighted(path, -2.0)]
+    (layers,) = merge.read_all(loras).values()
     a, b = (tensors[f"transformer.x_embedder.lora_{side}.weight"] for side in "AB")
-    assert fuse.merged(np.ones((32, 64), np.float32), layers) == pytest.approx(1 - 1.5 * 1.5 * (b @ a), abs=1e-5)
+    assert merge.merged(np.ones((32, 64), np.float32), layers) == pytest.approx(1 - 1.5 * 1.5 * (b @ a), abs=1e-5)
 
 
 def test_a_lora_that_does_not_fit_is_told_and_nothing_is_left(world, tmp_path, capfd):
@@ -219,4 +225,8 @@ def test_a_lora_is_named_with_or_without_its_weight(world, tmp_path):
     odd.mkdir()
     words = ["--model", str(world.model), "--prompt", "a", "-o", str(tmp_path / "out")]
     order = generate_flags.read([*words, "--lora", str(tmp_path), "--lora", f"{tmp_path}:-0.5", "--lora", str(odd)])
-    assert order.loras == (fuse.Weighted(tmp_path, 1.0), fuse.Weighted(tmp_path, -0.5), fuse.Weighted(Path(odd), 1.0))
+    assert order.loras == (
+        merge.Weighted(tmp_path, 1.0),
+        merge.Weighted(tmp_path, -0.5),
+        merge.Weighted(Path(odd), 1.0),
+    )

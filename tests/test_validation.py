@@ -13,20 +13,21 @@ from PIL import Image
 from safetensors.numpy import save
 from test_train_step import inputs, loss_in_numpy, make, velocity
 
-from flux_db import encode, sample_files
-from flux_db.config import from_flat_dict, validation_prompts
-from flux_db.dataset import Dataset, Sample, check_pictures, read_dataset
-from flux_db.demo_pictures import write_demo_pictures
+from flux_db.check.values import check, check_files
+from flux_db.data import encode
+from flux_db.data.dataset import Dataset, Sample, check_pictures, read_dataset
+from flux_db.data.pictures import Picture
+from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
-from flux_db.images import Picture
-from flux_db.preflight import check, check_files
-from flux_db.report import Reporter
-from flux_db.resume import Ground
-from flux_db.runtime import Runtime
-from flux_db.saved_state import BEST_NAME, Best
-from flux_db.trainer import Trainer
-from flux_db.validate import Validator, is_due, steps_between
-from flux_db.validation_loss import LEVELS, FlowLoss, HeldOut
+from flux_db.model.runtime import Runtime
+from flux_db.run import sample_files
+from flux_db.run.metrics_log import Reporter
+from flux_db.run.saved_state import BEST_NAME, Best
+from flux_db.settings.schema import from_flat_dict, validation_prompts
+from flux_db.training.loop import Trainer
+from flux_db.training.resume import Ground
+from flux_db.training.sample_rounds import Validator, is_due, steps_between
+from flux_db.training.validation_loss import LEVELS, FlowLoss, HeldOut
 
 
 @dataclass
@@ -279,14 +280,16 @@ def test_ranks_share_the_work_and_measure_the_same(parts):
 
 
 def test_it_follows_the_weights(parts):
-    from flux_db import lora
+    from flux_db.model import adapter
 
     measure = held_out(parts, Rank(0, world_size=1))
     loss = measure.measure()
-    weights = {f"transformer.{n}.weight": p.asnumpy().copy() for n, p in lora.parameters(measure.transformer).items()}
-    lora.load_state_dict(measure.transformer, {name: 0.5 * value for name, value in weights.items()})
+    weights = {
+        f"transformer.{n}.weight": p.asnumpy().copy() for n, p in adapter.parameters(measure.transformer).items()
+    }
+    adapter.load_state_dict(measure.transformer, {name: 0.5 * value for name, value in weights.items()})
     assert measure.measure() != loss
-    lora.load_state_dict(measure.transformer, weights)
+    adapter.load_state_dict(measure.transformer, weights)
     assert measure.measure() == loss
 
 

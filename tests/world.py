@@ -8,9 +8,9 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from flux_db.config import Config, from_flat_dict
-from flux_db.demo_pictures import write_demo_pictures
-from flux_db.tiny_model import write_tiny_model
+from flux_db.demo.pictures import write_demo_pictures
+from flux_db.demo.tiny_model import write_tiny_model
+from flux_db.settings.schema import Config, from_flat_dict
 
 PROMPT = "a photo of sks dog"
 
@@ -75,13 +75,14 @@ def split_weights(file: Path, *names: str) -> Path:
 
 def train(config: Config, stop=None) -> int:
     """The main job in this process, as the script does it."""
-    from flux_db import pipeline, runtime
     from flux_db.interrupt import StopRequest
-    from flux_db.prepare import prepare
+    from flux_db.model import runtime
+    from flux_db.training import run
+    from flux_db.training.prepare import prepare
 
     device = runtime.Runtime(device="CPU", dtype=runtime.DTYPES[config.runtime.mixed_precision])
     model, cache, dataset, start = prepare(config, device)
-    return pipeline.train(config, device, model, cache, dataset, start, stop or StopRequest())
+    return run.train(config, device, model, cache, dataset, start, stop or StopRequest())
 
 
 def metrics(output: Path) -> list[dict]:

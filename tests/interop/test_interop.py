@@ -13,11 +13,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from world import PROMPT, metrics, train
 
-from flux_db import batches, build, encode, flow, golden, lora, lora_convert, lora_file, models
-from flux_db.config import LoraConfig, to_flat_dict
-from flux_db.prepare import prepare
-from flux_db.sample import Request, Sampler, SampleSettings
+from flux_db.data import batches, encode
+from flux_db.lora import convert, lora_file
+from flux_db.model import adapter, flow, loading
+from flux_db.model.sampler import Request, Sampler, SampleSettings
+from flux_db.parity import golden
+from flux_db.settings.schema import LoraConfig, to_flat_dict
 from flux_db.stream import Dealing, Purpose, generator
+from flux_db.training import build
+from flux_db.training.prepare import prepare
 from flux_db.weight_file import to_bytes
 
 TORCH_VARIABLES = program.environment(PYTHONPATH=str(program.ROOT))
@@ -75,9 +79,9 @@ def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
     arrays = {
         f"{number}/{name}": value for number in range(STEPS) for name, value in zip(names, source[number], strict=True)
     }
-    start = models.load_transformer(model, ms.float32)
-    lora.inject(start, run.lora, run.output.seed)
-    arrays |= {f"start/transformer.{name}.weight": p.asnumpy() for name, p in lora.parameters(start).items()}
+    start = loading.load_transformer(model, ms.float32)
+    adapter.inject(start, run.lora, run.output.seed)
+    arrays |= {f"start/transformer.{name}.weight": p.asnumpy() for name, p in adapter.parameters(start).items()}
     wanted, _ = ask_torch(
         "train",
         model,
@@ -114,7 +118,7 @@ def read_lora(path):
     layers = lora_file.read(path).layers
     ((rank, alpha),) = {(layer.rank, layer.alpha) for layer in layers.values()}
     config = LoraConfig(rank=rank, lora_alpha=alpha, lora_layers=",".join(sorted(layers)))
-    return config, lora_convert.name_tensors(layers, "diffusers")
+    return config, convert.name_tensors(layers, "diffusers")
 
 
 def test_a_lora_trained_here_draws_the_same_picture_there(run, world, tmp_path):
@@ -134,10 +138,10 @@ def test_a_lora_trained_here_draws_the_same_picture_there(run, world, tmp_path):
     assert all(np.array_equal(loaded[name], weights[name]) for name in weights)
 
     assert (config.rank, config.alpha) == (run.lora.rank, run.lora.alpha)
-    transformer = models.load_transformer(world.model, ms.float32)
+    transformer = loading.load_transformer(world.model, ms.float32)
     bare = draw_here(world.model, transformer, request)
-    lora.inject(transformer, config, seed=0)
-    lora.load_state_dict(transformer, tensors)
+    adapter.inject(transformer, config, seed=0)
+    adapter.load_state_dict(transformer, tensors)
     with_lora = draw_here(world.model, transformer, request)
     errors = np.abs(bare - there["bare"]).max(), np.abs(with_lora - there["with_lora"]).max()
     effect = np.abs(with_lora - bare).max()
@@ -154,9 +158,9 @@ def test_a_lora_made_there_answers_the_same_here(cpu, world, tmp_path, alpha, la
     there, _ = ask_torch("make_lora", world.model, tmp_path, save_to=str(folder), rank=4, alpha=alpha, layers=layers)
     config, tensors = read_lora(folder)
     assert (config.rank, config.alpha) == (4, alpha)
-    transformer = models.load_transformer(world.model, ms.float32)
-    lora.inject(transformer, config, seed=0)
-    lora.load_state_dict(transformer, tensors)
+    transformer = loading.load_transformer(world.model, ms.float32)
+    adapter.inject(transformer, config, seed=0)
+    adapter.load_state_dict(transformer, tensors)
     settings = build.step_settings(
         world.config(tmp_path, guidance_scale=golden.GUIDANCE), cpu, world.model, prior=False
     )
@@ -164,7 +168,7 @@ def test_a_lora_made_there_answers_the_same_here(cpu, world, tmp_path, alpha, la
     error = np.abs(here - there["answer"]).max()
     print(f"transformer with LoRA {error:.1e}")
     assert error <= 5e-4
-    lora.remove(transformer)
+    adapter.remove(transformer)
     assert np.abs(answer(transformer, settings) - here).max() > 0.05
 
 
@@ -218,7 +222,7 @@ def wide_lora(tmp_path_factory):
 @pytest.mark.parametrize("format_", ["diffusers", "kohya", "comfyui"])
 def test_diffusers_and_mindone_read_the_same_from_every_format(cpu, wide_lora, tmp_path, format_):
     file = tmp_path / f"{format_}.safetensors"
-    file.write_bytes(to_bytes(*lora_convert.convert(lora_file.read(wide_lora), format_)))
+    file.write_bytes(to_bytes(*convert.convert(lora_file.read(wide_lora), format_)))
     x = np.random.default_rng(1).standard_normal(5 * 3072, np.float32)
     there, facts = ask_torch("apply_lora", "-", tmp_path, {"x": x}, lora=str(file))
     assert facts["remarks"] == []

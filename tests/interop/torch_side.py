@@ -23,7 +23,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from flux_db import golden
+from flux_db.parity import golden
 
 
 class Remarks(logging.Handler):

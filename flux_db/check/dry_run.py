@@ -1,0 +1,252 @@
+"""What a run would do, told before it starts: pictures, problems, duplicates, steps, and a contact sheet."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from flux_db.atomic import write_file, write_png
+from flux_db.check import contact_sheet, plan
+from flux_db.check.values import check, check_files
+from flux_db.check.values import warnings as setting_warnings
+from flux_db.console import printable
+from flux_db.data import pictures
+from flux_db.data.dataset import Dataset, Sample, Survey, read_dataset, survey
+from flux_db.errors import UserError
+from flux_db.settings.command_line import Given, read_config
+from flux_db.settings.schema import Config, background, has_trigger, raw_validation_prompts
+
+SHEET_NAME = "contact_sheet.png"
+TABLE_NAME = "pictures.csv"
+# Rows of the table on the terminal: the first ones, and those with warnings. The file has all of them.
+FIRST_ROWS = 20
+MOST_ROWS = 100
+NAME_WIDTH = 32
+CAPTION_WIDTH = 56
+# How a cell begins that a spreadsheet would compute.
+FORMULA = ("=", "+", "-", "@")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture of the subject in the table."""
+
+    sample: Sample
+    name: str
+    """Relative to the folder."""
+    size: tuple[int, int]
+    """Width and height of the picture."""
+    bucket: tuple[int, int]
+    """Width and height that the model sees."""
+    warnings: tuple[str, ...]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Tell what a run with these flags would do; raises all problems at once if it could not train."""
+    return tell(read_config(argv))
+
+
+def tell(given: Given) -> int:
+    """The same for flags that were read already."""
+    surveys: list[Survey] = []
+
+    def look(config: Config) -> list[str]:
+        surveys.append(survey(config))
+        return surveys[-1].problems
+
+    config, faults = given.config, given.problems_by(check)
+    problems = given.problems_by(check, check_files, look)
+    seen = surveys[-1]
+    # With faulty settings there is no telling what the run would be.
+    if not faults and seen.subject is not None and seen.subject.pictures:
+        dataset, warnings = read_dataset(config, seen)
+        if dataset.samples:  # none if all are held out, which is among the problems
+            rows, general = _rows(config, seen, dataset, warnings)
+            print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
+            problems += _write_files(config, seen.found.folder, rows)
+    if problems:
+        raise UserError(problems)
+    print("\nNo problems: the run can start.")
+    return 0
+
+
+def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str]) -> tuple[list[Row], list[str]]:
+    """The rows of the table, and the warnings that are about none of them."""
+    folder, samples = seen.found.folder, plan.one_each(dataset)
+    of_picture: dict[str, list[str]] = {str(sample.picture.path): [] for sample in samples}
+    general = setting_warnings(config)
+    for warning in warnings:
+        # a name may hold a colon itself
+        ends = [place for place, letter in enumerate(warning) if letter == ":"]
+        path = next((warning[:end] for end in ends if warning[:end] in of_picture), None)
+        if path is None:
+            general.append(warning)
+        else:
+            of_picture[path].append(warning[len(path) + 2 :].replace(f"{folder}{os.sep}", ""))
+    if config.data.trigger_word and not _uses_trigger(config, seen):
+        general.append(f"--trigger_word {config.data.trigger_word}: no caption and no prompt holds {{trigger}}")
+    rows = [
+        Row(
+            sample=sample,
+            name=sample.picture.path.relative_to(folder).as_posix(),
+            size=sample.picture.size,
+            bucket=sample.size[::-1],
+            warnings=tuple(of_picture[str(sample.picture.path)]),
+        )
+        for sample in samples
+    ]
+    return rows, general
+
+
+def _uses_trigger(config: Config, seen: Survey) -> bool:
+    prompts = [config.data.instance_prompt, *(source.caption or "" for source in seen.found.sources)]
+    with contextlib.suppress(UserError):  # a file that cannot be read is told as a problem
+        prompts += raw_validation_prompts(config)
+    return any(map(has_trigger, prompts))
+
+
+# --- the text ----------------------------------------------------------------------------------------------------
+
+
+def _report(
+    config: Config, seen: Survey, dataset: Dataset, rows: Sequence[Row], general: Sequence[str]
+) -> Iterator[str]:
+    """The lines that are printed, except for the problems."""
+    yield f"Pictures: {len(rows)} in {seen.found.folder}"
+    yield "Sizes are width x height; the bucket is what the model sees."
+    yield ""
+    yield from _table(config, rows)
+    yield ""
+    yield f"Warnings: {_count_warnings(rows)}"
+    yield from (f"  {warning}" for warning in general[:MOST_ROWS])
+    if len(general) > MOST_ROWS:
+        yield f"  ... and {len(general) - MOST_ROWS} more"
+    yield ""
+    yield from _plan(config, dataset)
+
+
+def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
+    shown = [row for number, row in enumerate(rows) if number < FIRST_ROWS or row.warnings][:MOST_ROWS]
+    lines = [("file", "size", "bucket", "caption")]
+    lines += [
+        (
+            _cut(printable(row.name), NAME_WIDTH),
+            _size(row.size),
+            _size(row.bucket),
+            _cut(printable(row.sample.prompt), CAPTION_WIDTH),
+        )
+        for row in shown
+    ]
+    widths = [*(max(len(line[column]) for line in lines) for column in range(3)), 0]
+    for line, row in zip(lines, [None, *shown], strict=True):
+        yield "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        yield from (f"      ! {warning}" for warning in (row.warnings if row else ()))
+    if len(shown) < len(rows):
+        yield f"  ... and {len(rows) - len(shown)} more: all are in {Path(config.output.output_dir, TABLE_NAME)}"
+
+
+def _count_warnings(rows: Sequence[Row]) -> str:
+    kinds = {
+        pictures.SAME: "exact duplicates",
+        pictures.ALIKE: "near duplicates",
+        pictures.SMALL: "scaled up",
+        "empty caption": "empty captions",
+    }
+    texts = [warning for row in rows for warning in row.warnings]
+    counts = collections.Counter(next((kinds[k] for k in kinds if k in text), "others") for text in texts)
+    return ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "none"
+
+
+def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
+    run, optim, data = plan.make(config, dataset), config.optim, config.data
+    least, most = run.seen
+    sizes = [f"{_size(size[::-1])} (pictures: {count})" for size, count in run.sizes.items()]
+    cards = "1 card" if run.cards == 1 else f"{run.cards} cards"
+    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {cards}"
+    repeats = f": {run.pictures} pictures, each {data.repeats} times" if data.repeats > 1 else ""
+    yield "Training"
+    yield f"  batch              {parts} = {run.batch}"
+    if config.runtime.distributed and run.cards == 1:
+        yield "                     counted for one card: with more, the batch grows and an epoch has fewer steps"
+    yield f"  samples per epoch  {run.samples}{repeats}"
+    yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {run.steps} in all"
+    yield f"  epochs             {run.epochs:.4g}"
+    yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
+    yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
+    if dataset.held_out:
+        yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
+    if data.with_prior_preservation:
+        missing = data.num_class_images - len(dataset.class_samples)
+        yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+# --- the files ---------------------------------------------------------------------------------------------------
+
+
+def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[str]:
+    """Contact sheet and table; the problems there were with them."""
+    output = Path(config.output.output_dir)
+    sheet = _sheet(config, folder, rows)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        write_png(output / SHEET_NAME, sheet)
+        write_file(output / TABLE_NAME, _table_file(rows))
+    except OSError as error:
+        return [f"--output_dir {output}: cannot be written ({error.strerror or error})"]
+    places = f"Contact sheet: {output / SHEET_NAME}", f"Table:         {output / TABLE_NAME}"
+    print("", *map(printable, places), sep="\n")
+    return []
+
+
+def _sheet(config: Config, folder: Path, rows: Sequence[Row]) -> Image.Image:
+    """The contact sheet. Of very many pictures those with warnings come first."""
+    data, most = config.data, contact_sheet.MOST_CELLS
+    chosen = rows if len(rows) <= most else sorted(rows, key=lambda row: not row.warnings)[:most]
+    cells = [
+        contact_sheet.Cell(
+            path=row.sample.picture.path,
+            size=row.bucket[::-1],
+            crop=row.sample.crop,
+            name=printable(row.name),
+            note=f"{_size(row.size)} to {_size(row.bucket)}",
+            caption=printable(row.sample.prompt),
+            warnings=tuple(map(printable, row.warnings)),
+        )
+        for row in chosen
+    ]
+    title = f"{len(cells)} of {len(rows)} pictures of {printable(str(folder))}, cropped as the model sees them"
+    if not (data.cache_latents or data.center_crop):
+        title += " (an example: the crop is drawn anew at every step)"
+    return contact_sheet.draw(cells, title, background(config))
+
+
+def _table_file(rows: Sequence[Row]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["file_name", "width", "height", "bucket_width", "bucket_height", "caption", "warnings"])
+    for row in rows:
+        caption, warnings = map(_harmless, (row.sample.prompt, "; ".join(row.warnings)))
+        writer.writerow([_harmless(row.name), *row.size, *row.bucket, caption, warnings])
+    return text.getvalue().encode()
+
+
+def _harmless(text: str) -> str:
+    """A cell on one line that no spreadsheet takes for a formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(FORMULA) else text

@@ -1,0 +1,70 @@
+"""What a run would do with its pictures: sizes, steps, epochs, and how often each picture is seen."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from pathlib import Path
+
+from flux_db.data.dataset import Dataset, Sample, number_of_cards, total_steps
+from flux_db.settings.schema import Config, global_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    cards: int
+    batch: int
+    """Pictures of the subject behind one optimizer step, over all cards."""
+    samples: int
+    """Of the subject in an epoch, with their repeats."""
+    pictures: int
+    steps: int
+    seen: tuple[int, int]
+    """How often a picture is seen at least and at most."""
+    sizes: dict[tuple[int, int], int]
+    """Height and width of every graph to compile -> number of pictures."""
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """On average: an epoch may end within a batch, and with several sizes its batches are filled up."""
+        return self.samples / self.batch
+
+    @property
+    def epochs(self) -> float:
+        return self.steps / self.steps_per_epoch
+
+
+def make(config: Config, dataset: Dataset) -> Plan:
+    cards = number_of_cards()
+    batch, samples = global_batch(config, cards), len(dataset.samples)
+    steps = total_steps(config, dataset, batch)
+    pictures = one_each(dataset)
+    return Plan(
+        cards=cards,
+        batch=batch,
+        samples=samples,
+        pictures=len(pictures),
+        steps=steps,
+        seen=_times_seen(config, dataset, steps, batch),
+        sizes=dict(collections.Counter(sample.size for sample in pictures)),
+    )
+
+
+def _times_seen(config: Config, dataset: Dataset, steps: int, batch: int) -> tuple[int, int]:
+    if len(dataset.sizes) == 1:
+        return times_seen(len(dataset.samples), config.data.repeats, steps * batch)
+    counts: collections.Counter[Path] = collections.Counter()
+    for sample, count in zip(dataset.samples, dataset.order(config.output.seed, batch).counts(steps), strict=True):
+        counts[sample.picture.path] += int(count)
+    return min(counts.values()), max(counts.values())
+
+
+def one_each(dataset: Dataset) -> list[Sample]:
+    """The samples of the subject, without their repeats."""
+    return list({sample.picture.path: sample for sample in dataset.samples}.values())
+
+
+def times_seen(samples: int, repeats: int, draws: int) -> tuple[int, int]:
+    """How often a picture is drawn at least and at most, if each stands `repeats` times among the samples."""
+    rounds, rest = divmod(draws, samples)
+    return rounds * repeats + max(0, rest - (samples - repeats)), rounds * repeats + min(rest, repeats)

@@ -1,0 +1,339 @@
+"""Find every problem with the settings and the files they name before any model is loaded.
+
+A check returns its problems as messages; each names the flag, the value and what to do.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flux_db.check import folders
+from flux_db.data import buckets
+from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
+from flux_db.errors import UserError, did_you_mean
+from flux_db.model.model_folder import check_model
+from flux_db.settings.schema import (
+    TRACKERS,
+    Config,
+    background,
+    has_trigger,
+    parse_size,
+    raw_validation_prompts,
+    to_flat_dict,
+)
+
+# Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
+LARGEST_MODE_SCALE = 2 / (math.pi - 2)
+
+# The learning rate of every step is computed before the first one.
+MOST_STEPS = 10_000_000
+
+# Prodigy's learning rate is a factor on the step size that it finds itself: its authors use 1.
+LEAST_PRODIGY_RATE = 0.1
+
+
+def _between(low: float, high: float) -> Callable[[float], bool]:
+    return lambda x: low <= x <= high
+
+
+def _from(low: int, high: int, names: str) -> tuple[str, Callable[[float], bool], str]:
+    return f"from {low} to {high}", _between(low, high), names
+
+
+# What a number must be, the test for it, and the flags it is asked of. Unset flags are left out. The upper limits are
+# far beyond any use: a number above them is a slip, and would fill the memory or never come to an end.
+BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    _from(1, MOST_STEPS, "max_train_steps"),
+    _from(0, MOST_STEPS, "lr_warmup_steps"),
+    _from(
+        1,
+        10**9,
+        "num_train_epochs lr_num_cycles validation_epochs validation_steps checkpointing_steps"
+        " checkpoints_total_limit max_skipped_steps",
+    ),
+    _from(1, 4096, "rank"),  # the sides of most layers of FLUX.1 are 3072
+    _from(1, 1000, "train_batch_size gradient_accumulation_steps sample_batch_size cache_crops"),
+    _from(1, 1000, "validation_inference_steps"),  # FLUX.1 has so many timesteps
+    _from(1, 10_000, "repeats num_validation_images"),
+    _from(1, 100_000, "num_class_images"),
+    _from(1, 64, "max_buckets"),  # each is a graph to compile
+    _from(0, 256, "dataloader_num_workers"),
+    _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay"),
+    _from(0, 10**6, "prior_loss_weight"),
+    _from(-1000, 1000, "logit_mean"),
+    ("above 0, up to 1000", lambda x: 0 < x <= 1000, "logit_std learning_rate lr_power adam_epsilon"),
+    ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
+    # without clipping: as large as you like, but a float32
+    ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
+    ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
+    _from(0, 1, "caption_dropout unmasked_weight"),
+    _from(1, 512, "max_sequence_length"),
+    _from(0, 2**32 - 1, "seed validation_seed"),
+    (f"from -1 to {LARGEST_MODE_SCALE:.2f}", _between(-1, LARGEST_MODE_SCALE), "mode_scale"),
+    (
+        f"a multiple of {PIXELS_PER_TOKEN}, up to {LARGEST_SIDE}",
+        lambda x: 0 < x <= LARGEST_SIDE and x % PIXELS_PER_TOKEN == 0,
+        "resolution",
+    ),
+)
+
+
+def warnings(config: Config) -> list[str]:
+    """What is allowed, but hardly meant."""
+    optim = config.optim
+    if optim.optimizer == "prodigy" and optim.learning_rate < LEAST_PRODIGY_RATE:
+        return [
+            f"--learning_rate {optim.learning_rate:g}: Prodigy finds its step size itself and takes this as a factor"
+            f" on it, usually 1; below {LEAST_PRODIGY_RATE} it learns next to nothing"
+        ]
+    return []
+
+
+def check(config: Config) -> list[str]:
+    """Problems in the values alone; of the file system only links are looked at."""
+    values = to_flat_dict(config)
+    return [
+        *_out_of_bounds(values),
+        *_empty_texts(values),
+        *_contradictions(config),
+        *folders.problems(config),
+        *_crop_problems(config),
+        *_validation_problems(config),
+        *_unknown_changes(config),
+        *_unknown_trackers(config),
+    ]
+
+
+def check_files(config: Config) -> list[str]:
+    """Problems in the files and packages that the settings name; writes nothing and loads no weights or pictures."""
+    data, output = config.data, config.output
+    problems = _model_problems(config)
+    for name in ("instance_data_dir", "mask_dir"):
+        if getattr(data, name) is not None:
+            problems += _reading_problems(name, getattr(data, name))
+    if data.dataset_name is not None:
+        problems += _dataset_problems(data.dataset_name)
+    if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
+        problems += _creation_problems("class_data_dir", data.class_data_dir)
+    problems += _creation_problems("output_dir", output.output_dir)
+    if data.encode_cache_dir is not None:
+        problems += _creation_problems("encode_cache_dir", data.encode_cache_dir)
+    if config.validation.validation_data_dir is not None:
+        problems += _reading_problems("validation_data_dir", config.validation.validation_data_dir)
+    return problems + _prompts_file_problems(config) + _missing_trackers(config) + _resume_problems(config)
+
+
+def _out_of_bounds(values: dict[str, Any]) -> list[str]:
+    return [
+        f"--{name} {values[name]}: must be {rule}"
+        for rule, holds, names in BOUNDS
+        for name in names.split()
+        if values[name] is not None and not holds(values[name])
+    ]
+
+
+def _empty_texts(values: dict[str, Any]) -> list[str]:
+    return [
+        f"--{name} is empty: give it a value or leave it out"
+        for name, value in values.items()
+        for text in (value if isinstance(value, list) else [value])
+        if isinstance(text, str) and not text.strip()
+    ]
+
+
+def _contradictions(config: Config) -> list[str]:
+    data, optim, runtime = config.data, config.optim, config.runtime
+    problems = []
+    for name in ("class_data_dir", "class_prompt"):
+        value = getattr(data, name)
+        if data.with_prior_preservation and value is None:
+            problems.append(f"--with_prior_preservation needs --{name}: add it")
+        if not data.with_prior_preservation and value is not None:
+            problems.append(f"--{name} {value}: needs --with_prior_preservation; add that or leave --{name} out")
+    problems += _picture_contradictions(config)
+    if optim.lr_warmup_steps > 0 and optim.lr_scheduler == "constant":
+        problems.append(
+            f"--lr_warmup_steps {optim.lr_warmup_steps}: --lr_scheduler constant has no warm-up;"
+            " use constant_with_warmup"
+        )
+    if optim.max_train_steps is not None and optim.lr_warmup_steps > optim.max_train_steps:
+        problems.append(
+            f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --max_train_steps"
+            f" {optim.max_train_steps}; shorten the warm-up"
+        )
+    if not config.lora.layers:
+        problems.append(f"--lora_layers {config.lora.lora_layers}: names no layer; give some, or leave it out")
+    if config.hub.hub_model_id and not config.hub.push_to_hub:
+        problems.append(f"--hub_model_id {config.hub.hub_model_id}: needs --push_to_hub; add that or leave it out")
+    if runtime.device == "CPU" and runtime.mixed_precision == "bf16":
+        problems.append("--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU")
+    if runtime.device == "CPU" and data.enable_mindspore_data_sink:
+        problems.append("--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU")
+    return problems
+
+
+def _crop_problems(config: Config) -> list[str]:
+    data, found = config.data, []
+    if data.aspect_ratio_buckets is not None:
+        told = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
+        found += [f"--aspect_ratio_buckets: {problem}" for problem in told]
+        if data.enable_mindspore_data_sink:
+            found.append(
+                "--enable_mindspore_data_sink: takes batches of one size only; leave it or --aspect_ratio_buckets out"
+            )
+    if data.cache_crops > 1 and data.center_crop:
+        found.append(f"--cache_crops {data.cache_crops}: --center_crop has only one; leave one of them out")
+    if data.cache_crops > 1 and not data.cache_latents:
+        found.append(
+            f"--cache_crops {data.cache_crops}: --no-cache_latents crops anew for every sample; leave one of them out"
+        )
+    return found
+
+
+def _picture_contradictions(config: Config) -> list[str]:
+    data, problems = config.data, []
+    if data.instance_data_dir is None and data.dataset_name is None:
+        problems.append("--instance_data_dir or --dataset_name is required: say where the pictures of the subject are")
+    if data.instance_data_dir is not None and data.dataset_name is not None:
+        problems.append(f"--dataset_name {data.dataset_name}: not together with --instance_data_dir; leave one out")
+    defaults = {f.name: f.default for f in dataclasses.fields(data)}
+    for name in ("dataset_config_name", "image_column", "caption_column"):
+        value = getattr(data, name)
+        if data.dataset_name is None and value != defaults[name]:
+            problems.append(f"--{name} {value}: needs --dataset_name; add that or leave --{name} out")
+    if data.trigger_word is None:
+        prompts = {"instance_prompt": [data.instance_prompt], "validation_prompt": config.validation.validation_prompt}
+        problems += [
+            f"--{name} {text}: needs --trigger_word, which takes the place of {{trigger}}"
+            for name, texts in prompts.items()
+            for text in texts
+            if has_trigger(text)
+        ]
+    elif has_trigger(data.trigger_word):
+        problems.append(f"--trigger_word {data.trigger_word}: must be a word of its own")
+    if data.class_prompt is not None and has_trigger(data.class_prompt):
+        problems.append(f"--class_prompt {data.class_prompt}: names the class, so without {{trigger}}")
+    try:
+        background(config)
+    except ValueError:
+        problems.append(f"--alpha_background {data.alpha_background}: no colour; give a name such as grey, or #rrggbb")
+    return problems
+
+
+def _validation_problems(config: Config) -> list[str]:
+    validation = config.validation
+    problems = []
+    if (size := validation.validation_size) is not None:
+        sides = parse_size(size)
+        if sides is None:
+            problems.append(f"--validation_size {size}: expects height x width in pixels, such as 768x512")
+        elif any(side <= 0 or side % PIXELS_PER_TOKEN or side > LARGEST_SIDE for side in sides):
+            problems.append(
+                f"--validation_size {size}: both sides must be multiples of {PIXELS_PER_TOKEN}, up to {LARGEST_SIDE}"
+            )
+    if validation.validation_data_dir is not None and validation.validation_share > 0:
+        problems.append("--validation_share: not together with --validation_data_dir; give one of them")
+    if validation.keep_best and not validation.has_held_out:
+        problems.append("--keep_best: needs --validation_data_dir or --validation_share to measure what is best")
+    return problems
+
+
+def _prompts_file_problems(config: Config) -> list[str]:
+    try:
+        prompts = raw_validation_prompts(config)
+    except UserError as error:
+        return error.problems
+    file = config.validation.validation_prompts_file
+    if file is None:
+        return []
+    if config.data.trigger_word is None and any(map(has_trigger, prompts[len(config.validation.validation_prompt) :])):
+        return [f"--validation_prompts_file {file}: needs --trigger_word, which takes the place of {{trigger}}"]
+    return [] if prompts else [f"--validation_prompts_file {file}: has no prompt in it"]
+
+
+def _unknown_trackers(config: Config) -> list[str]:
+    given = config.output.trackers
+    problems = [
+        f"--report_to {name}: expects tensorboard, wandb, swanlab or none{did_you_mean(name, TRACKERS)}"
+        for name in given
+        if name not in TRACKERS
+    ]
+    if given and any("none" in item.split(",") for item in config.output.report_to):
+        problems.append(f"--report_to: none cannot stand beside {', '.join(given)}; leave one out")
+    return problems
+
+
+def _missing_trackers(config: Config) -> list[str]:
+    return [
+        f"--report_to {name}: not installed here; pip install {TRACKERS[name]}, or leave it out"
+        for name in config.output.trackers
+        if name in TRACKERS and importlib.util.find_spec(TRACKERS[name]) is None
+    ]
+
+
+def _unknown_changes(config: Config) -> list[str]:
+    known = to_flat_dict(config)
+    return [
+        f"--allow_changed {name}: no such setting{did_you_mean(name, known)}"
+        for name in sorted(config.output.changes_allowed)
+        if name not in known
+    ]
+
+
+def _model_problems(config: Config) -> list[str]:
+    name = config.model.pretrained_model_name_or_path
+    if os.path.exists(name) or _looks_local(name):
+        problems = _reading_problems("pretrained_model_name_or_path", name)
+        return problems or check_model(Path(name), config)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return []
+    return [f"--pretrained_model_name_or_path {name}: neither a folder nor a name on the hub of the form owner/model"]
+
+
+def _dataset_problems(name: str) -> list[str]:
+    """A dataset on the hub may have no owner in its name: mnist."""
+    if os.path.exists(name) or _looks_local(name):
+        return _reading_problems("dataset_name", name)
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return []
+    return [f"--dataset_name {name}: neither a folder nor a name on the hub of the form owner/dataset"]
+
+
+def _looks_local(name: str) -> bool:
+    return name.startswith((".", os.sep, "~")) or (os.sep in name and os.path.isdir(os.path.dirname(name)))
+
+
+def _reading_problems(flag: str, path: str) -> list[str]:
+    if not os.path.exists(path):
+        return [f"--{flag} {path}: no such folder; check the path"]
+    if not os.path.isdir(path):
+        return [f"--{flag} {path}: is a file; give the folder"]
+    if not os.access(path, os.R_OK | os.X_OK):
+        return [f"--{flag} {path}: no permission to read this folder"]
+    return []
+
+
+def _creation_problems(flag: str, path: str) -> list[str]:
+    """Whether files can be written to a folder that may not exist yet, found out without making it."""
+    existing = Path(path).absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not os.path.isdir(existing):
+        return [f"--{flag} {path}: {existing} is a file; choose another folder"]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return [f"--{flag} {path}: no permission to write in {existing}; choose another folder"]
+    return []
+
+
+def _resume_problems(config: Config) -> list[str]:
+    path = config.output.resume_from_checkpoint
+    if path is None or path == "latest" or os.path.isdir(path):
+        return []
+    inside = os.path.join(config.output.output_dir, path)
+    hint = f"did you mean {inside}?" if os.path.isdir(inside) else "give the path of a checkpoint folder, or latest"
+    return [f"--resume_from_checkpoint {path}: no such folder; {hint}"]

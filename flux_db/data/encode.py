@@ -1,0 +1,216 @@
+"""Prompts to embeddings and pictures to latent moments: once, in a process of its own, kept on disk by content.
+
+A cache file's name is a hash of everything that its content depends on, so nothing is ever stale; a checksum inside
+tells a damaged file, which is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from flux_db.atomic import write_file
+from flux_db.console import say, stage
+from flux_db.data.dataset import Dataset, Sample
+from flux_db.data.masks import mask_at
+from flux_db.data.pictures import WHITE, load_unchanged, resize_and_crop, to_rgb
+from flux_db.model.model_folder import fingerprint
+from flux_db.settings.schema import Config, background, cache_path, validation_prompts
+
+SCHEMA = 1
+
+Arrays = dict[str, np.ndarray]
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Encoded prompts and pictures of one model, on disk."""
+
+    folder: Path
+    text_model: str
+    """Fingerprint of tokenizers and text encoders."""
+    vae: str
+    """Fingerprint of the VAE."""
+    text_precision: str
+    max_sequence_length: int
+    background: tuple[int, int, int] = WHITE
+
+    def prompt_file(self, prompt: str) -> Path:
+        return self._file("prompt", [self.text_model, self.text_precision, self.max_sequence_length, prompt])
+
+    def picture_file(self, sample: Sample, flip: bool) -> Path:
+        """Moments of the sample's crop, and its mask."""
+        height, width = sample.size
+        size = height if height == width else [height, width]
+        content = [self.vae, size, sample.picture.digest, list(sample.crop), flip, *_mask_key(sample)]
+        # white is what there was before there was a choice: its files keep their names
+        return self._file("latent", content if self.background == WHITE else [*content, self.background])
+
+    def _file(self, kind: str, content: list) -> Path:
+        key = hashlib.sha256(json.dumps([SCHEMA, kind, *content]).encode()).hexdigest()
+        return self.folder / f"{kind}-{key[:40]}.safetensors"
+
+
+def _mask_key(sample: Sample) -> list:
+    return [] if sample.mask is None else [sample.mask.digest, sample.mask.is_alpha]
+
+
+def text_precision(config: Config) -> str:
+    """fp16 overflows in T5, so the encoders run in bf16 or in float32 (and the VAE always in float32)."""
+    return "bf16" if config.runtime.mixed_precision == "bf16" else "no"
+
+
+def open_cache(config: Config, model: Path) -> Cache:
+    text_parts, variant = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"), config.model.variant
+    return Cache(
+        folder=cache_path(config),
+        text_model=fingerprint(model, text_parts, variant),
+        vae=fingerprint(model, ("vae",), variant),
+        text_precision=text_precision(config),
+        max_sequence_length=config.data.max_sequence_length,
+        background=background(config),
+    )
+
+
+def read(path: Path) -> Arrays | None:
+    """The arrays of a cache file; None if it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+        checksum, body = data[:64].decode(), data[64:]
+        return load(body) if hashlib.sha256(body).hexdigest() == checksum else None
+    except (OSError, UnicodeDecodeError, SafetensorError):
+        return None
+
+
+def write(path: Path, arrays: Arrays) -> None:
+    body = save(arrays)
+    write_file(path, hashlib.sha256(body).hexdigest().encode() + body)
+
+
+# --- what is missing ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the cache does not have yet."""
+
+    prompts: tuple[str, ...]
+    pictures: tuple[tuple[Sample, bool], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.prompts or self.pictures)
+
+    def describe(self) -> str:
+        parts = [f"{len(self.prompts)} prompts"] if self.prompts else []
+        parts += [f"{len(self.pictures)} pictures"] if self.pictures else []
+        return " and ".join(parts)
+
+
+def prompts_in_use(config: Config) -> tuple[str, ...]:
+    """Prompts besides the captions: class, validation, and the empty one for --caption_dropout."""
+    prompts = [config.data.class_prompt] if config.data.with_prior_preservation else []
+    prompts += [""] if config.data.caption_dropout else []
+    return tuple(dict.fromkeys([*prompts, *validation_prompts(config)]))
+
+
+def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
+    prompts = dict.fromkeys([*dataset.prompts, *prompts_in_use(config)])
+    pictures: dict[Path, tuple[Sample, bool]] = {}
+    if config.data.cache_latents:
+        flips = (False, True) if config.data.random_flip else (False,)
+        # a class picture may be drawn with any size of the subject's
+        in_all_sizes = (replace(s, size=size) for s in dataset.class_samples for size in dataset.sizes)
+        for sample in (version for s in (*dataset.samples, *in_all_sizes) for version in s.versions):
+            for flip in flips:
+                pictures.setdefault(cache.picture_file(sample, flip), (sample, flip))
+    for sample in dataset.held_out:
+        pictures.setdefault(cache.picture_file(sample, False), (sample, False))
+    return Work(
+        tuple(prompt for prompt in prompts if read(cache.prompt_file(prompt)) is None),
+        tuple(entry for path, entry in pictures.items() if read(path) is None),
+    )
+
+
+# --- encoding; in the process that `python -m flux_db encode` is --------------------------------------------------
+
+
+def encode(config: Config, model: Path, cache: Cache, work: Work) -> None:
+    """Fill the cache. Loads one encoder after the other and only what is needed."""
+    from flux_db.model import runtime
+
+    runtime.start(config.runtime, alone=True)
+    cache.folder.mkdir(parents=True, exist_ok=True)
+    if work.prompts:
+        encode_prompts(config, model, cache, work.prompts)
+    if work.pictures:
+        _encode_pictures(config, model, cache, work.pictures)
+
+
+def encode_prompts(config: Config, model: Path, cache: Cache, prompts: Sequence[str]) -> None:
+    from mindspore import Tensor
+    from tqdm import tqdm
+
+    from flux_db.model import loading, runtime
+
+    dtype = runtime.DTYPES[text_precision(config)]
+    cache.folder.mkdir(parents=True, exist_ok=True)
+
+    clip_tokenizer, t5_tokenizer = loading.load_tokenizers(model)
+    pooled = {}
+    with stage("Encoding prompts with CLIP"):
+        clip = loading.load_clip(model, dtype, config.model.variant)
+        for prompt in prompts:
+            ids = token_ids(clip_tokenizer, prompt, min(clip_tokenizer.model_max_length, 77), "CLIP")
+            pooled[prompt] = clip(Tensor(ids))[1].float().asnumpy()[0]
+    del clip
+    with stage("Loading T5"):
+        t5 = loading.load_t5(model, dtype, config.model.variant)
+    for prompt in tqdm(prompts, desc="T5", unit="prompt"):
+        ids = token_ids(t5_tokenizer, prompt, config.data.max_sequence_length, "T5")
+        embeds = t5(Tensor(ids), return_dict=False)[0].float().asnumpy()[0]
+        write(cache.prompt_file(prompt), {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled[prompt]})
+
+
+def token_ids(tokenizer, prompt: str, length: int, encoder: str) -> np.ndarray:
+    """[1, length] padded ids; says so when a prompt is cut."""
+    ids = tokenizer(prompt, padding="max_length", max_length=length, truncation=True, return_tensors="np").input_ids
+    whole = len(tokenizer(prompt).input_ids)
+    if whole > length and encoder == "T5":
+        say(f"warning: T5 sees only the first {length} of {whole} tokens of: {prompt}")
+    return ids.astype(np.int32)
+
+
+def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequence[tuple[Sample, bool]]) -> None:
+    from mindspore import Tensor, nn
+    from tqdm import tqdm
+
+    from flux_db.model import loading
+
+    class Encoder(nn.Cell):
+        def __init__(self, vae: nn.Cell) -> None:
+            super().__init__()
+            self.vae = vae
+
+        def construct(self, pixels):
+            return self.vae.encode(pixels)[0]
+
+    with stage("Loading the VAE"):
+        encoder = Encoder(loading.load_vae(model, loading.VAE_DTYPE, config.model.variant)).set_train(False)
+    # size by size, because each is a graph of its own
+    for sample, flip in tqdm(sorted(pictures, key=lambda work: work[0].size), desc="VAE", unit="picture"):
+        image = to_rgb(load_unchanged(sample.picture.path, sample.picture.digest), cache.background)
+        arrays = {"moments": encoder(Tensor(resize_and_crop(image, sample.size, sample.crop, flip)[None])).asnumpy()[0]}
+        if sample.mask:
+            latent = arrays["moments"].shape[1:]
+            arrays["mask"] = mask_at(sample.mask, sample.picture.size, sample.size, sample.crop, flip, latent)
+        write(cache.picture_file(sample, flip), arrays)

@@ -1,0 +1,141 @@
+"""The LoRA: put into the transformer, started the same on every machine, and named as the community names it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from flux_db.errors import UserError
+from flux_db.model.runtime import quiet
+from flux_db.settings.schema import LoraConfig
+from flux_db.stream import Purpose, generator
+
+ADAPTER = "default"
+
+
+def inject(transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1) -> Parameter | None:
+    """Give the transformer a trainable LoRA in fp32. Returns what dropout masks hang on, [samples], or None."""
+    with quiet():
+        from mindone.peft import LoraConfig as PeftConfig
+
+        transformer.add_adapter(
+            PeftConfig(
+                r=config.rank,
+                lora_alpha=config.alpha,
+                init_lora_weights="gaussian",
+                target_modules=list(config.layers),
+            ),
+            ADAPTER,
+        )
+    _forget_compiled(transformer)
+    for name, parameter in parameters(transformer).items():
+        parameter.set_dtype(ms.float32)
+        parameter.set_data(Tensor(_start_value(name, parameter.shape, config.rank, seed)))
+        parameter.requires_grad = True
+    return _add_dropout(transformer, config.lora_dropout, samples) if config.lora_dropout > 0 else None
+
+
+def parameters(transformer: nn.Cell) -> dict[str, Parameter]:
+    """The LoRA's parameters by module name: `transformer_blocks.0.attn.to_q.lora_A`, in a fixed order."""
+    found = {
+        name.removesuffix(f".{ADAPTER}.weight"): parameter
+        for name, parameter in transformer.parameters_and_names()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+    return dict(sorted(found.items()))
+
+
+def remove(transformer: nn.Cell) -> None:
+    """Take the LoRA out again. Not for a transformer inside a training step: that has compiled it in."""
+    with quiet():
+        transformer.delete_adapters(ADAPTER)
+    _forget_compiled(transformer)
+
+
+def _forget_compiled(transformer: nn.Cell) -> None:
+    """Make the next call compile anew: a graph does not see that layers came or went since its first call."""
+    transformer.compile_cache.clear()
+
+
+def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.ndarray:
+    """B is zero, A is normal with deviation 1/rank; keyed by name, so that every rank and device starts the same."""
+    if name.endswith("lora_B"):
+        return np.zeros(shape, np.float32)
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return generator(seed, key, Purpose.LORA).standard_normal(shape, np.float32) / np.float32(rank)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def to_state_dict(transformer: nn.Cell, config: LoraConfig) -> dict[str, np.ndarray]:
+    """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha: all loaders read it."""
+    tensors = {f"transformer.{name}.weight": p.asnumpy().copy() for name, p in parameters(transformer).items()}
+    if config.alpha != config.rank:
+        modules = {name.rsplit(".", 2)[0] for name in tensors}
+        tensors |= {f"{module}.alpha": np.array(config.alpha, np.float32) for module in sorted(modules)}
+    return tensors
+
+
+def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> None:
+    """Put saved weights in place; a graph that is compiled already uses them too."""
+    wanted = {f"transformer.{name}.weight": parameter for name, parameter in parameters(transformer).items()}
+    weights = {name: value for name, value in tensors.items() if not name.endswith(".alpha")}
+    if wanted.keys() != weights.keys():
+        missing, foreign = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+        raise UserError(f"the LoRA weights do not fit the model: missing {missing[:3]}, unexpected {foreign[:3]}")
+    for name, parameter in wanted.items():
+        if tuple(weights[name].shape) != tuple(parameter.shape):
+            raise UserError(f"the LoRA weights do not fit: {name} is {weights[name].shape}, not {parameter.shape}")
+        # assign, because a compiled graph does not see set_data
+        ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name], np.float32)))
+
+
+# --- dropout -----------------------------------------------------------------------------------------------------
+
+
+class StepDropout(nn.Cell):
+    """Dropout whose mask is a hash of (sample's key, layer, token, channel), so a step is a function of its inputs.
+
+    The key of each sample is put into a shared parameter by the training step before the forward.
+    """
+
+    def __init__(self, p: float, layer: int, key: Parameter) -> None:
+        super().__init__()
+        self.keep = 1.0 - p
+        self.threshold = int(self.keep * 2**24)
+        self.layer = layer
+        self.key = key
+
+    def construct(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        tokens = ops.arange(x.shape[-2]).astype(ms.int32).reshape(1, -1, 1)
+        channels = ops.arange(x.shape[-1]).astype(ms.int32).reshape(1, 1, -1)
+        state = _mix(self.key.reshape(-1, 1, 1) + self.layer * 668265261)
+        state = _mix(_mix(state + tokens * 374761393) + channels * 1274126177)
+        kept = ops.bitwise_and(state, 0xFFFFFF) < self.threshold
+        if x.ndim == 2:  # [B, D]: no token axis
+            kept = kept.reshape(x.shape)
+        return x * (kept.astype(x.dtype) / self.keep)
+
+
+def _mix(h: Tensor) -> Tensor:
+    """Scramble 32-bit integers; products wrap around."""
+    h = ops.bitwise_xor(h, ops.bitwise_and(ops.bitwise_right_shift(h, 15), 0x1FFFF)) * 739982445
+    h = ops.bitwise_xor(h, ops.bitwise_and(ops.bitwise_right_shift(h, 12), 0xFFFFF)) * 695872825
+    return ops.bitwise_xor(h, ops.bitwise_and(ops.bitwise_right_shift(h, 15), 0x1FFFF))
+
+
+def _add_dropout(transformer: nn.Cell, p: float, samples: int) -> Parameter:
+    from mindone.peft.tuners.lora import LoraLayer
+
+    key = Parameter(Tensor(np.zeros(samples), ms.int32), name="dropout_key", requires_grad=False)
+    layers = [cell for _, cell in transformer.cells_and_names() if isinstance(cell, LoraLayer)]
+    for number, layer in enumerate(layers):
+        layer.lora_dropout[ADAPTER] = StepDropout(p, number, key)
+    return key

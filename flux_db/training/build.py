@@ -1,0 +1,151 @@
+"""From settings to the things that train: transformer with LoRA, optimizer, compiled step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mindspore import nn
+from mindspore.amp import DynamicLossScaler
+
+from flux_db.console import say, stage
+from flux_db.data.dataset import Dataset, total_steps
+from flux_db.model import adapter, flow, loading, model_folder, optim, sharding
+from flux_db.model.optim import FlatOptimizer
+from flux_db.model.runtime import Runtime
+from flux_db.settings.schema import Config
+from flux_db.stream import Dealing
+from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
+
+# As torch's GradScaler: double after 2000 good steps, halve after an overflow.
+FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW = 2.0**16, 2, 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Everything that one run of the loop works with."""
+
+    transformer: nn.Cell
+    optimizer: FlatOptimizer
+    step: TrainStepForFluxDevDB
+    scaler: DynamicLossScaler | None
+    """With fp16 only."""
+    dealing: Dealing
+    total_steps: int
+    learning_rates: np.ndarray
+    """[total_steps]"""
+    num_timesteps: int
+    latent_shape: tuple[int, int, int]
+
+
+def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Training:
+    dealing = Dealing(
+        batch=config.optim.train_batch_size,
+        accumulation=config.optim.gradient_accumulation_steps,
+        world_size=runtime.world_size,
+        rank=runtime.rank,
+    )
+    with stage("Loading the transformer"):
+        transformer = loading.load_transformer(model, runtime.dtype, config.model.variant)
+    rows = dealing.batch * (2 if dataset.class_samples else 1)
+    dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows)
+    if config.runtime.shard_base:
+        _shard(transformer, runtime)
+    if config.runtime.gradient_checkpointing:
+        recompute_blocks(transformer)
+    weights = adapter.parameters(transformer)
+    optimizer = optim.build_optimizer(list(weights.values()), config.optim)
+    scaler = None
+    if config.runtime.mixed_precision == "fp16":
+        scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
+    settings = step_settings(config, runtime, model, prior=bool(dataset.class_samples))
+    vae = None
+    if not config.data.cache_latents:
+        with stage("Loading the VAE"):
+            vae = loading.load_vae(model, loading.VAE_DTYPE, config.model.variant)
+    step = TrainStepForFluxDevDB(
+        transformer, optimizer, settings, vae=vae, loss_scaler=scaler, dropout_key=dropout_key
+    ).set_train(True)
+    if vae is not None:
+        vae.set_train(False)
+    total = total_steps(config, dataset, dealing.global_batch)
+    scale = dealing.global_batch if config.optim.scale_lr else 1
+    if runtime.is_main:
+        count = sum(optimizer.sizes)
+        say(
+            f"LoRA of rank {config.lora.rank} in {len(weights) // 2} layers, {count / 1e6:.2f} M parameters; "
+            f"{len(dataset.samples)} pictures, {total} steps of {dealing.global_batch}"
+        )
+        _tell_data(config, dataset, dealing)
+    return Training(
+        transformer=transformer,
+        optimizer=optimizer,
+        step=step,
+        scaler=scaler,
+        dealing=dealing,
+        total_steps=total,
+        learning_rates=np.array([optim.learning_rate(config.optim, n, total, scale) for n in range(total)], np.float32),
+        num_timesteps=len(settings.sigmas),
+        latent_shape=latent_shape(config, model),
+    )
+
+
+def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
+    with stage("Spreading the transformer over the cards"):
+        before, after = sharding.shard_base(transformer, runtime)
+    if runtime.world_size == 1:
+        say("warning: --shard_base does nothing on one card")
+    elif runtime.is_main:
+        say(f"Each card keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
+
+
+def _tell_data(config: Config, dataset: Dataset, dealing: Dealing) -> None:
+    counts = Counter(sample.size for sample in dataset.samples)
+    if len(counts) > 1:
+        shown = ", ".join(f"{width} x {height}: {counts[height, width]}" for height, width in dataset.sizes)
+        say(f"Pictures in each bucket, which is a graph of its own: {shown}")
+        small = [
+            f"{width} x {height}" for height, width in dataset.sizes if counts[height, width] < dealing.global_batch
+        ]
+        if small:
+            say(
+                f"warning: fewer pictures than the {dealing.global_batch} of a step in {', '.join(small)}: "
+                "its steps repeat them, and not every epoch has such a step"
+            )
+    if dataset.masked:
+        masked = sum(sample.mask is not None for sample in dataset.samples)
+        weight = config.data.unmasked_weight
+        say(f"Masks for {masked} of {len(dataset.samples)} pictures; outside of them the loss counts {weight:g}")
+
+
+def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:
+    sigmas, timesteps = loading.training_table(model)
+    vae = model_folder.read_config(model, "vae")
+    has_guidance = model_folder.read_config(model, "transformer").get("guidance_embeds", False)
+    return StepSettings(
+        sigmas=sigmas,
+        timesteps=timesteps,
+        weights=flow.loss_weights(config.loss.weighting_scheme, sigmas),
+        vae_shift=vae.get("shift_factor") or 0.0,
+        vae_scale=vae["scaling_factor"],
+        guidance_scale=config.loss.guidance_scale if has_guidance else None,
+        prior_loss_weight=config.data.prior_loss_weight if prior else None,
+        accumulation=config.optim.gradient_accumulation_steps,
+        max_grad_norm=config.optim.max_grad_norm,
+        world_size=runtime.world_size,
+        dtype=runtime.dtype,
+    )
+
+
+def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:
+    vae = model_folder.read_config(model, "vae")
+    side = config.data.resolution // 2 ** (len(vae["block_out_channels"]) - 1)
+    return vae["latent_channels"], side, side
+
+
+def recompute_blocks(transformer: nn.Cell) -> None:
+    """Gradient checkpointing, block by block; mindone's own switch fails for FLUX."""
+    for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks):
+        block.recompute()

@@ -1,0 +1,137 @@
+"""Everything that happens before training, each stage in a process of its own so that its memory is really returned."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from flux_db import child
+from flux_db.check.values import warnings as setting_warnings
+from flux_db.console import printable, say
+from flux_db.data import encode
+from flux_db.data.dataset import Dataset, lacks_class_images, number_of_cards, read_dataset
+from flux_db.data.encode import Cache
+from flux_db.errors import UserError
+from flux_db.model.model_folder import fingerprint, locate_checked
+from flux_db.run import checkpoint
+from flux_db.settings.command_line import to_yaml
+from flux_db.settings.schema import Config
+from flux_db.training.resume import Start, find_start
+
+WARNINGS_SHOWN = 20
+
+
+class Place(Protocol):
+    """A process among others, as runtime.Runtime tells it."""
+
+    @property
+    def is_main(self) -> bool: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def barrier(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The place of a process that has no others. MindSpore need not be imported for it, which takes seconds."""
+
+    is_main: bool = True
+    world_size: int = 1
+
+    @property
+    def cards(self) -> int | None:
+        """How many the training will have, as launch tells; None if nobody does."""
+        return number_of_cards() if "MS_WORKER_NUM" in os.environ else None
+
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
+
+
+class Prepared(NamedTuple):
+    model: Path
+    cache: Cache
+    dataset: Dataset
+    start: Start
+
+
+def prepare(config: Config, place: Place) -> Prepared:
+    """The model's folder, the filled cache, the data, and where to start. Encoders load only for what the cache lacks.
+
+    With several cards everything must have been prepared before: no rank waits while another encodes.
+    """
+    output = Path(config.output.output_dir)
+    if place.is_main:
+        output.mkdir(parents=True, exist_ok=True)
+        checkpoint.clean_leftovers(output)
+    place.barrier()  # all ranks find the same checkpoints
+    model = locate_checked(config)
+    cache = encode.open_cache(config, model)
+    dataset, warnings = read_dataset(config)
+    warnings = [*setting_warnings(config), *warnings]
+    if place.is_main:
+        for warning in warnings[:WARNINGS_SHOWN]:
+            say(f"warning: {printable(warning)}")
+        if len(warnings) > WARNINGS_SHOWN:
+            say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
+    lacks_class = lacks_class_images(config)
+    cards = place.cards if isinstance(place, Alone) else place.world_size
+    own_parts = fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
+    fingerprints = {"model_fingerprint": own_parts + cache.text_model}
+    if not lacks_class:
+        fingerprints["data_fingerprint"] = dataset.fingerprint()
+    # a resume that is refused must not have encoded or written anything
+    start = find_start(config, dataset, fingerprints, cards)
+    work = encode.missing(config, cache, dataset)
+    if place.world_size > 1 and (work or lacks_class):
+        raise UserError(
+            "not everything is encoded yet, and no card waits while another encodes; start with scripts/train_multi.sh,"
+            " or run python -m flux_db prepare with the same flags first (on several servers all folders must be on a "
+            "file system that all of them see)"
+        )
+    if lacks_class:
+        _encode(config, cache, work)
+        _run("class-images", config)
+        dataset, _ = read_dataset(config)
+        fingerprints["data_fingerprint"] = dataset.fingerprint()
+        start = find_start(config, dataset, fingerprints, cards)
+        work = encode.missing(config, cache, dataset)
+    _encode(config, cache, work)
+    if not work and place.is_main:
+        say("Prompts and pictures are already encoded: no encoder is loaded")
+    return Prepared(model, cache, dataset, start)
+
+
+def _encode(config: Config, cache: Cache, work: encode.Work) -> None:
+    if work:
+        say(f"Encoding {work.describe()} in a process of its own; stored in {cache.folder}")
+        _run("encode", config)
+
+
+def _run(command: str, config: Config) -> None:
+    with tempfile.TemporaryFile() as file:  # it has no name, so that nothing is left of it when this process is killed
+        file.write(to_yaml(config).encode())
+        file.seek(0)
+        words = child.command(command, "--config", f"/dev/fd/{file.fileno()}")
+        child.run(words, f"the {command} stage", files=[file.fileno()])
+
+
+def encode_all(config: Config) -> None:
+    """`python -m flux_db encode`: fill the cache in this process."""
+    model = locate_checked(config)
+    cache = encode.open_cache(config, model)
+    dataset, _ = read_dataset(config)
+    work = encode.missing(config, cache, dataset)
+    if work:
+        encode.encode(config, model, cache, work)
+
+
+def make_class_images(config: Config) -> None:
+    """`python -m flux_db class-images`: draw the class pictures that are missing."""
+    from flux_db.training import class_pictures
+
+    class_pictures.generate(config)

@@ -1,0 +1,86 @@
+"""A run's whole state as checkpoint files, and back: LoRA weights, optimizer, loss scale, counters, settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+from safetensors.numpy import load, save
+
+from flux_db.errors import UserError
+from flux_db.lora import trained_file
+from flux_db.model import adapter
+from flux_db.run.checkpoint import DamagedCheckpoint
+from flux_db.run.saved_state import LORA, OPTIMIZER, STATE, Progress, SavedState
+from flux_db.settings.schema import Config
+from flux_db.training.build import Training
+
+
+class WeightsNotFinite(Exception):
+    """Never to be saved."""
+
+
+def to_files(
+    training: Training, config: Config, progress: Progress, about: Mapping[str, Any], facts: trained_file.Facts
+) -> dict[str, bytes]:
+    """Everything that an exact resume needs, by file name."""
+    weights = adapter.to_state_dict(training.transformer, config.lora)
+    for name, value in weights.items():
+        if not np.isfinite(value).all():
+            raise WeightsNotFinite(f"{name} holds values that are not finite")
+    moments = {name: p.asnumpy().copy() for name, p in training.optimizer.state().items()}
+    state = {**asdict(progress), "loss_scale": _scale(training), **about}
+    return {
+        LORA: trained_file.lora_file(weights, config, facts),
+        OPTIMIZER: save(moments),
+        STATE: (json.dumps(state, indent=2, sort_keys=True) + "\n").encode(),
+    }
+
+
+def contents(training: Training) -> dict[str, bytes]:
+    """What must be the same on every rank, by name."""
+    weights = b"".join(p.asnumpy().tobytes() for p in adapter.parameters(training.transformer).values())
+    moments = b"".join(p.asnumpy().tobytes() for p in training.optimizer.state().values())
+    return {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
+
+
+def restore(saved: SavedState, training: Training, config: Config) -> None:
+    """Put a checkpoint's state in place; before the first compiled step, which would not see the new values afterwards.
+
+    With another optimizer than the checkpoint's only the weights are taken.
+    """
+    try:
+        adapter.load_state_dict(training.transformer, load(saved.files[LORA]))
+    except UserError as error:
+        raise DamagedCheckpoint([f"{saved.folder / LORA}: {problem}" for problem in error.problems]) from None
+    if saved.config["optimizer"] == config.optim.optimizer:
+        _restore_moments(saved, training)
+    else:
+        training.optimizer.start_here()
+    if training.scaler is not None and saved.loss_scale is not None:
+        training.scaler.scale_value.set_data(Tensor(saved.loss_scale["value"], ms.float32))
+        training.scaler.counter.set_data(Tensor(saved.loss_scale["counter"], ms.int32))
+
+
+def _restore_moments(saved: SavedState, training: Training) -> None:
+    path, moments, wanted = saved.folder / OPTIMIZER, load(saved.files[OPTIMIZER]), training.optimizer.state()
+    if different := sorted(moments.keys() ^ wanted.keys()):
+        raise DamagedCheckpoint(f"{path}: is not the state of {saved.config['optimizer']}: {', '.join(different[:3])}")
+    for name, parameter in wanted.items():
+        if moments[name].shape != tuple(parameter.shape):
+            raise DamagedCheckpoint(f"{path}: {name} is {moments[name].shape}, not {tuple(parameter.shape)}")
+        parameter.set_data(Tensor(moments[name]))
+
+
+def _scale(training: Training) -> dict[str, float] | None:
+    if training.scaler is None:
+        return None
+    return {
+        "value": float(training.scaler.scale_value.asnumpy()),
+        "counter": int(training.scaler.counter.asnumpy()),
+    }
