@@ -19,8 +19,9 @@ def main(argv: list[str]) -> int:
     # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
     stop = StopRequest().listen()
     from flux_db.check.dry_run import tell
-    from flux_db.check.values import check, check_files
-    from flux_db.data.dataset import check_pictures
+    from flux_db.check.files import check_files
+    from flux_db.check.pictures import check_pictures
+    from flux_db.check.values import check
     from flux_db.report.hub import check_hub
     from flux_db.run.lock import OutputLock, is_first_process
     from flux_db.settings.command_line import read_config

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from flux_db.lora.trained_file import FILE_NAME
+from flux_db.output_folder import LORA_FILE
 from flux_db.training.launch import Cards, Supervisor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        return load_file(self.output / FILE_NAME)
+        return load_file(self.output / LORA_FILE)
 
     @property
     def losses(self) -> list[float]:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from flux_db.demo.pictures import write_demo_pictures  # noqa: E402  a script finds its package beside it
 from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
-from flux_db.lora.trained_file import FILE_NAME  # noqa: E402
+from flux_db.output_folder import LORA_FILE  # noqa: E402
 
 STEPS, EVERY, PICTURES = 200, 50, 4
 
@@ -57,7 +57,7 @@ def main() -> int:
         ).split()
         said, watched = run(folder, "watched", "--validation_prompt", "a photo of sks dog in a bucket", *flags)
         _, plain = run(folder, "plain", "--report_to", "none")
-        same = (watched / FILE_NAME).read_bytes() == (plain / FILE_NAME).read_bytes()
+        same = (watched / LORA_FILE).read_bytes() == (plain / LORA_FILE).read_bytes()
         rows = [json.loads(line) for line in (watched / "metrics.jsonl").read_text().splitlines()]
         size = (watched / "report.html").stat().st_size
     step = statistics.median(row["seconds"] for row in rows if "loss" in row)

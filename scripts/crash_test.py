@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 from flux_db.atomic import leftovers  # noqa: E402
 from flux_db.demo.pictures import write_demo_pictures  # noqa: E402
 from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
+from flux_db.output_folder import REPORT  # noqa: E402
 from flux_db.report import run_page  # noqa: E402
 from flux_db.run import checkpoint, record  # noqa: E402  a script finds its package beside it
 
@@ -213,8 +214,8 @@ def compare(calm: Path, shaken: Path) -> list[str]:
     problems += [f"{name} is too much" for name in sorted(two - one)]
     problems += [f"{name} differs" for name in sorted(one & two) if _content(calm, name) != _content(shaken, name)]
     for output in (calm, shaken):
-        if (output / run_page.REPORT).read_text() != run_page.render(record.read_run(output)):
-            problems.append(f"{output / run_page.REPORT} is not what the other files give")
+        if (output / REPORT).read_text() != run_page.render(record.read_run(output)):
+            problems.append(f"{output / REPORT} is not what the other files give")
     return problems
 
 
@@ -229,7 +230,7 @@ def _content(output: Path, name: str) -> object:
         return [_without(json.loads(line), "seconds", "memory_mb") for line in data.splitlines()]
     if name == "train_state.json":
         return _without(json.loads(data), "time")
-    return b"" if name == run_page.REPORT else data
+    return b"" if name == REPORT else data
 
 
 def _without(values: dict, *names: str) -> dict:

@@ -168,6 +168,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("phases", nargs="*", metavar="PHASE", help=f"of {', '.join(PHASES)} (default: all)")
     phases = parser.parse_args().phases or list(PHASES)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # nohup and background jobs ignore some, and children inherit that
     print("| phase |", " | ".join(number.name for number in SIGNALS), "|")
     print("|---|" + "---|" * len(SIGNALS))
     with tempfile.TemporaryDirectory() as name, busy_hub() as variables:

@@ -18,6 +18,7 @@ from flux_db.check.plan import times_seen
 from flux_db.data.dataset import read_dataset
 from flux_db.demo.pictures import draw_picture, write_demo_pictures
 from flux_db.errors import UserError
+from flux_db.output_folder import PICTURE_TABLE
 
 RESOLUTION = 16
 
@@ -203,7 +204,7 @@ def awkward(world, tmp_path_factory):
         (folder / name).parent.mkdir(exist_ok=True)
         make(folder / name)
     done = command(*flags(world, base / "out", folder))
-    with open(base / "out" / dry_run.TABLE_NAME, encoding="utf-8", newline="") as file:
+    with open(base / "out" / PICTURE_TABLE, encoding="utf-8", newline="") as file:
         table = {row["file_name"]: row for row in csv.DictReader(file)}
     return folder, done, table
 

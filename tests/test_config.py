@@ -9,20 +9,13 @@ import pytest
 import yaml
 from world import split_weights
 
-from flux_db.check.values import BOUNDS, check, check_files
+from flux_db.check.files import check_files
+from flux_db.check.values import BOUNDS, check
 from flux_db.demo.tiny_model import draw_all, vae_config, write_tiny_model
 from flux_db.errors import UserError, run_guarded
 from flux_db.settings.command_line import REFUSED, build_parser, parse_config, read_flags, to_yaml
-from flux_db.settings.schema import (
-    SECTIONS,
-    Config,
-    background,
-    cache_path,
-    from_flat_dict,
-    global_batch,
-    to_flat_dict,
-    with_defaults,
-)
+from flux_db.settings.derived import background, cache_path, global_batch
+from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict, with_defaults
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 REQUIRED = [
@@ -56,12 +49,12 @@ FLAGS = FLAG_NAMES.split()
 
 
 def parse(*flags: str) -> Config:
-    return parse_config([*REQUIRED, *flags])
+    return parse_config([*REQUIRED, *flags], checks=(check,))
 
 
 def problems_of(*argv: str) -> list[str]:
     with pytest.raises(UserError) as caught:
-        parse_config(list(argv))
+        parse_config(list(argv), checks=(check,))
     return caught.value.problems
 
 

@@ -12,11 +12,11 @@ from PIL import Image, ImageDraw
 from safetensors.numpy import load_file, save_file
 from world import lora_bytes, make_world, metrics, train, without_time
 
-from flux_db.data import encode
+from flux_db.data import encode, encode_cache
 from flux_db.data.batches import BatchSource, prefetch
 from flux_db.data.dataset import read_dataset
 from flux_db.data.masks import loss_weights, mask_at
-from flux_db.data.pictures import load_rgb, resize_and_crop
+from flux_db.data.pixels import load_rgb, resize_and_crop
 from flux_db.model import model_folder
 from flux_db.settings.schema import from_flat_dict, to_flat_dict
 from flux_db.stream import Dealing
@@ -42,7 +42,7 @@ def world(tmp_path_factory):
 def encoded(config):
     """Model, cache and data of a run, the pictures encoded in this process; each prompt gets numbers of its own."""
     model = model_folder.locate(config.model)
-    cache = encode.open_cache(config, model)
+    cache = encode_cache.open_cache(config, model)
     dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)
     cache.folder.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def encoded(config):
         rng = np.random.default_rng(list(prompt.encode()))
         embeds = {"prompt_embeds": (16, 48), "pooled_prompt_embeds": (32,)}
         arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in embeds.items()}
-        encode.write(cache.prompt_file(prompt), arrays)
+        encode_cache.write(cache.prompt_file(prompt), arrays)
     if work.pictures:
         encode.encode(config, model, cache, encode.Work((), work.pictures))
     return model, cache, dataset
@@ -151,7 +151,7 @@ def drawn(everything):
     """Of 90 batches each row's sample, number of crop and flip, told by its latents; and the row's loss weights."""
     batches = source(everything, steps=90, batch=2)
     choices = {
-        (sample, number, flip): encode.read(batches.cache.picture_file(version, flip))["moments"]
+        (sample, number, flip): encode_cache.read(batches.cache.picture_file(version, flip))["moments"]
         for sample in batches.dataset.samples
         for number, version in enumerate(sample.versions)
         for flip in (False, True)
@@ -195,7 +195,9 @@ def test_masks_without_cached_latents(everything):
 
 def test_captions_are_dropped_in_the_share_asked_for_and_never_the_class_prompt(cpu, everything):
     batches = source(everything, steps=150, batch=2)
-    prompts = {p: encode.read(batches.cache.prompt_file(p))["prompt_embeds"] for p in (*batches.dataset.prompts, "")}
+    prompts = {
+        p: encode_cache.read(batches.cache.prompt_file(p))["prompt_embeds"] for p in (*batches.dataset.prompts, "")
+    }
     instance, classes = Counter(), Counter()
     for batch in batches:
         names = [match[0] for match in found(batch[4], prompts)]
@@ -211,7 +213,7 @@ def test_captions_are_dropped_in_the_share_asked_for_and_never_the_class_prompt(
 def test_squares_keep_their_files_and_their_fingerprint(world, tmp_path):
     """What was encoded or saved before there were buckets, masks and several crops is still found and accepted."""
     dataset, _ = read_dataset(world.config(tmp_path))
-    cache = encode.Cache(tmp_path, "text", "vae", "no", 16)
+    cache = encode_cache.Cache(tmp_path, "text", "vae", "no", 16)
     lines = ""
     for sample in dataset.samples:
         content = [1, "latent", "vae", 32, sample.picture.digest, list(sample.crop), True]

@@ -12,7 +12,7 @@ from world import lora_bytes, metrics
 
 from flux_db import errors
 from flux_db.errors import RunError, UserError, run_guarded
-from flux_db.lora import trained_file
+from flux_db.output_folder import LORA_FILE
 
 # LoRA in the last block only: the step compiles in seconds
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 3, "report_to": "tensorboard"}
@@ -72,7 +72,7 @@ def test_a_bug_keeps_its_traceback():
 
 def test_ctrl_c_ends_a_command_in_one_line(tmp_path):
     """An upload to a server that takes the connection and never answers."""
-    (tmp_path / trained_file.FILE_NAME).write_bytes(b"a LoRA")
+    (tmp_path / LORA_FILE).write_bytes(b"a LoRA")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -4,11 +4,10 @@ import pytest
 from program import command, flags, run
 
 from flux_db.check import folders
+from flux_db.check.pictures import check_pictures
 from flux_db.check.values import check
-from flux_db.data.dataset import check_pictures
 from flux_db.demo.pictures import write_demo_pictures
-from flux_db.report import thumbnails
-from flux_db.run import sample_files
+from flux_db.output_folder import SAMPLES, THUMBNAILS
 from flux_db.settings.schema import from_flat_dict
 
 PRIOR = {"with_prior_preservation": True, "class_prompt": "a dog"}
@@ -70,7 +69,7 @@ def test_folders_side_by_side_are_fine(tmp_path, monkeypatch, changes):
 
 
 def test_the_places_of_drawn_pictures_have_these_names():
-    assert folders.DRAWN == (sample_files.SAMPLES, thumbnails.FOLDER)
+    assert folders.DRAWN == (SAMPLES, THUMBNAILS)
 
 
 def test_a_link_among_the_pictures_leads_to_no_picture_of_the_program(tmp_path):

@@ -19,6 +19,7 @@ from PIL import Image
 from flux_db.errors import UserError
 from flux_db.lora import trained_file
 from flux_db.model.identity import licence
+from flux_db.output_folder import LORA_FILE
 from flux_db.report import hub, model_card
 from flux_db.run import sample_files
 from flux_db.settings import secrets
@@ -57,7 +58,7 @@ def output(tmp_path):
             path = folder / f"samples/step-{step:05d}/{number:02d}.png"
             sample_files.write(path, picture, prompt=prompt, number=number % 2, seed=0)
     Image.new("RGB", (8, 8)).save(folder / "samples/grid.png")
-    (folder / trained_file.FILE_NAME).write_bytes(os.urandom(5000))
+    (folder / LORA_FILE).write_bytes(os.urandom(5000))
     return folder
 
 
@@ -71,7 +72,7 @@ def server(monkeypatch):
 
 
 UPLOADED = {
-    trained_file.FILE_NAME,
+    LORA_FILE,
     "README.md",
     "samples/grid.png",
     *(f"samples/step-00060/0{n}.png" for n in range(4)),
@@ -227,16 +228,16 @@ def test_what_lies_elsewhere_is_not_uploaded(output, server, tmp_path):
     assert hub.push_run(config) == 0
     (repo,) = server.repos.values()
     assert set(repo["files"]) == (UPLOADED | {"samples/step-00060/0?.png"}) - {"README.md", "samples/grid.png"}
-    (output / trained_file.FILE_NAME).unlink()
-    os.mkfifo(output / trained_file.FILE_NAME)
-    with pytest.raises(UserError, match=trained_file.FILE_NAME):
+    (output / LORA_FILE).unlink()
+    os.mkfifo(output / LORA_FILE)
+    with pytest.raises(UserError, match=LORA_FILE):
         hub.find_run(output)
 
 
 def test_push_wants_a_finished_run(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         hub.find_run(tmp_path / "x")
-    with pytest.raises(UserError, match=trained_file.FILE_NAME):
+    with pytest.raises(UserError, match=LORA_FILE):
         hub.find_run(tmp_path)
 
 

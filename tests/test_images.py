@@ -15,15 +15,8 @@ import pytest
 from PIL import Image
 
 from flux_db.data import pictures
-from flux_db.data.pictures import (
-    Source,
-    crop_box,
-    find_pictures,
-    inspect_pictures,
-    load_rgb,
-    load_upright,
-    resize_and_crop,
-)
+from flux_db.data.pictures import Source, find_pictures, inspect_pictures
+from flux_db.data.pixels import crop_box, load_rgb, load_upright, resize_and_crop
 from flux_db.errors import UserError
 
 RED, GREEN, BLUE, YELLOW = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)

@@ -9,7 +9,8 @@ import yaml
 from program import command, flags, run, trainer
 from safetensors.numpy import load_file
 
-from flux_db.check.values import check, check_files, warnings
+from flux_db.check.files import check_files
+from flux_db.check.values import check, warnings
 from flux_db.errors import UserError
 from flux_db.settings.command_line import MOST_UNKNOWN, lasting_flags, parse_config, read_config, store_config
 
@@ -19,7 +20,7 @@ REQUIRED = ["--pretrained_model_name_or_path=a/b", "--instance_data_dir=pictures
 def refused(*words: str) -> str:
     """The only problem."""
     with pytest.raises(UserError) as caught:
-        parse_config([*REQUIRED, *words])
+        parse_config([*REQUIRED, *words], checks=(check,))
     (problem,) = caught.value.problems
     return problem
 
@@ -191,7 +192,7 @@ def test_prodigy_has_a_learning_rate_with_which_it_learns_and_another_is_warned_
 def test_a_file_full_of_keys_that_are_none_is_refused_in_a_few_lines(tmp_path):
     (tmp_path / "a.yaml").write_text("".join(f"key{n}: 1\n" for n in range(5000)))
     with pytest.raises(UserError) as caught:
-        parse_config([*REQUIRED, f"--config={tmp_path / 'a.yaml'}"])
+        parse_config([*REQUIRED, f"--config={tmp_path / 'a.yaml'}"], checks=(check,))
     assert len(caught.value.problems) == MOST_UNKNOWN + 1
     assert caught.value.problems[-1] == f"{tmp_path / 'a.yaml'}: 4980 more keys that are no settings"
 

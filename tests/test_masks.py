@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from flux_db.data.masks import Mask, find_masks, loss_weights, mask_at
-from flux_db.data.pictures import find_pictures, inspect_pictures, load_rgb, resize_and_crop
+from flux_db.data.pictures import find_pictures, inspect_pictures
+from flux_db.data.pixels import load_rgb, resize_and_crop
 
 
 @pytest.fixture

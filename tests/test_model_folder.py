@@ -15,14 +15,15 @@ from program import PYTHON, command, flags, run, trainer
 from safetensors.numpy import load_file, save_file
 from world import split_weights
 
-from flux_db.data import encode
+from flux_db.check.model import check_model, locate_checked
+from flux_db.data import encode, encode_cache
 from flux_db.data.dataset import read_dataset
 from flux_db.demo.tiny_model import clip_config, t5_config, transformer_config, vae_config
 from flux_db.errors import UserError
 from flux_db.model import model_folder, part_weights
 from flux_db.model.expected_weights import expected_weights
 from flux_db.model.identity import Licence, base_model_name, licence
-from flux_db.model.model_folder import NETWORKS, check_model, fingerprint
+from flux_db.model.model_folder import NETWORKS, fingerprint
 
 FILES = {
     "transformer": "diffusion_pytorch_model.safetensors",
@@ -648,7 +649,7 @@ def test_a_model_from_the_hub_is_checked_once_it_is_there(world, model, tmp_path
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: model)
     config = world.config(tmp_path, pretrained_model_name_or_path="somebody/flux")
     with pytest.raises(UserError, match=VICTIMS["vae"]):
-        model_folder.locate_checked(config)
+        locate_checked(config)
 
 
 def test_the_checked_files_are_those_that_mindone_loads(cpu, model):
@@ -685,7 +686,7 @@ def old_fingerprint(folder: Path, parts) -> str:
 
 def test_cache_and_fingerprints_know_the_variant(world, variants, tmp_path):
     plain, fp16, other = (
-        encode.open_cache(
+        encode_cache.open_cache(
             world.config(tmp_path, pretrained_model_name_or_path=str(variants), variant=variant), variants
         )
         for variant in (None, "fp16", "bf16")
@@ -715,7 +716,7 @@ def test_a_picture_replaced_while_encoding_is_not_stored(cpu, world, tmp_path, r
         tmp_path / "out", instance_data_dir=str(folder), encode_cache_dir=str(tmp_path / "cache"), unmasked_weight=0.5
     )
     dataset, _ = read_dataset(config)
-    cache = encode.open_cache(config, world.model)
+    cache = encode_cache.open_cache(config, world.model)
     work = encode.Work((), encode.missing(config, cache, dataset).pictures)
     assert len(work.pictures) == 3
     victim = min(work.pictures, key=lambda item: item[0].size)[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flux_db.__main__ import COMMANDS
 from flux_db.check.values import check
+from flux_db.commands.table import COMMANDS
 from flux_db.settings.command_line import parse_config, read_flags
 
 if sys.version_info >= (3, 11):
@@ -20,29 +20,41 @@ else:  # pytest brings it along on 3.10
 
 ROOT = Path(__file__).parents[1]
 ENTRY = ROOT / "train_dreambooth_lora_flux.py"
-SOURCES = {path.stem: path for path in sorted((ROOT / "flux_db").glob("*.py"))} | {ENTRY.stem: ENTRY}
+PACKAGE = ROOT / "flux_db"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-# From the ground up. A file imports only from rows above its own.
-ROWS = """
-__init__
-console files plain_yaml streams plain_json
-errors atomic stream buckets flow cpu_ops likeness lora_names base_model expected_weights charts html_page line_file
-config captions order lock interrupt changes run_state checkpoint sample_files tiny_model worker_logs weight_file
-metrics_file hub_token child lora_settings part_weights folders
-model_files images hf_dataset runtime optim trackers sheet demo_pictures golden lora_file
-preflight masks saved_state
-cli dataset contact_sheet models lora sharding train_step report export lora_convert hub
-plan encode sample build launch lora_info card fuse run_files thumbnails
-check batches validate validation_loss state prior html_report selftest generate_flags
-earlier
-resume
-prepare trainer generate html_compare
-pipeline lora_commands
-__main__
-train_dreambooth_lora_flux
-"""
-ROW = {name: number for number, row in enumerate(ROWS.strip().splitlines()) for name in row.split()}
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | {ENTRY.stem: ENTRY}
+
+# From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
+PACKAGES = {
+    "": "console files output_folder plain_json plain_yaml stream streams errors atomic interrupt line_file child"
+    " weight_file",
+    "settings": "schema derived command_line resume_rules secrets",
+    "model": "expected_weights part_weights model_folder parts identity operators runtime loading flow optim adapter"
+    " sharding sampler",
+    "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
+    " encode_cache encode batches",
+    "check": "folders values model files pictures plan contact_sheet dry_run",
+    "lora": "layer_names peft_settings lora_file trained_file convert describe merge generate_flags generate",
+    "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
+    "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
+    "demo": "tiny_model pictures",
+    "training": "build class_pictures earlier resume prepare snapshot sample_rounds validation_loss loop run"
+    " worker_logs launch",
+    "parity": "golden compare",
+    "commands": "command training lora runs demo table",
+}
+# In the root of the package, but above most of it: the heart, whose path is public, and the way in.
+PLACES = {"flux_db.train_step": "model.train_step", "flux_db.__main__": "commands.__main__"}
+
+# Imported within a second, to find mistakes before MindSpore is loaded.
+LIGHT = ("settings", "data", "check", "run", "report")
+SLOW = ("mindspore", "mindone", "transformers", "torch")
 
 # What the import name does not say.
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
@@ -63,51 +75,73 @@ def imports(name: str, *, at_start_only: bool = False) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{SOURCES[name].name}: imports are written in full: from flux_db.x import y"
             assert node.module is not None
-            found.add(node.module)
-            if node.module == "flux_db":
-                found |= {f"flux_db.{alias.name}" for alias in node.names if alias.name in SOURCES}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {full if full in SOURCES else node.module for full in names}
     return frozenset(found)
 
 
 def own_imports(name: str, *, at_start_only: bool = False) -> set[str]:
-    dotted = imports(name, at_start_only=at_start_only)
-    return {module.removeprefix("flux_db.") for module in dotted if module.startswith("flux_db.")}
+    return {module for module in imports(name, at_start_only=at_start_only) if module in SOURCES} - {"flux_db"}
 
 
 def foreign_packages(name: str) -> set[str]:
     return {module.split(".")[0] for module in imports(name)} - set(sys.stdlib_module_names) - {"flux_db"}
 
 
+def place(name: str) -> tuple[int, int]:
+    """Number of its package, and of itself in that."""
+    package, _, stem = PLACES.get(name, name).removeprefix("flux_db.").rpartition(".")
+    modules = [
+        *PACKAGES[package].split(),
+        *(other.split(".")[-1] for other in PLACES.values() if other.split(".")[0] == package),
+    ]
+    return list(PACKAGES).index(package), modules.index(stem)
+
+
 # ---- Imports ----
 
 
-def test_every_source_has_a_row():
-    assert sorted(ROWS.split()) == sorted(SOURCES)
+MODULES = sorted(name for name, path in SOURCES.items() if path.name != "__init__.py" and path != ENTRY)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_imports_come_from_rows_above(name):
-    wrong = sorted(other for other in own_imports(name) if ROW[other] >= ROW[name])
-    assert not wrong, f"{name}.py must not import {wrong}"
+def test_every_source_is_in_its_package():
+    listed = {
+        f"flux_db.{package}.{name}".replace("..", ".") for package in PACKAGES for name in PACKAGES[package].split()
+    }
+    assert sorted(listed | set(PLACES)) == MODULES
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_upwards(name):
+    wrong = sorted(other for other in own_imports(name) if place(other) >= place(name))
+    assert not wrong, f"{name} must not import {wrong}"
+
+
+def test_every_package_says_its_purpose_in_one_line_and_does_nothing_else():
+    for name, path in SOURCES.items():
+        if path.name == "__init__.py" and name != "flux_db":
+            assert re.fullmatch(r'"""[^\n]+"""\n', path.read_text(encoding="utf-8")), name
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[1] in LIGHT])
+def test_light_packages_import_no_mindspore_at_the_start(name):
+    """A mistake in the settings is reported within a second; MindSpore alone takes several to import."""
+    reached, waiting = set(), {name}
+    while waiting:
+        reached.add(one := waiting.pop())
+        waiting |= own_imports(one, at_start_only=True) - reached
+    assert not {(one, m) for one in reached for m in imports(one, at_start_only=True) if m.split(".")[0] in SLOW}
+
+
+def test_the_script_checks_the_settings_before_mindspore_is_imported():
+    assert not {m for m in imports(ENTRY.stem, at_start_only=True) if m.split(".")[0] in SLOW}
+    assert {"flux_db.settings.command_line", "flux_db.check.values"} <= own_imports(ENTRY.stem)
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_neither_torch_nor_pickle(name):
     modules = {module.split(".")[0] for module in imports(name)}
     assert not modules & {"torch", "diffusers", "peft", "pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
-
-
-def test_settings_are_checked_before_mindspore_is_imported():
-    """A mistake in the settings is told within a second; MindSpore alone takes several to import."""
-    reached, waiting = set(), {ENTRY.stem, "dataset", "check"}  # the script imports these two first of all, inside main
-    while waiting:
-        name = waiting.pop()
-        reached.add(name)
-        waiting |= own_imports(name, at_start_only=True) - reached
-    assert {"cli", "config", "preflight", "images"} <= reached
-    slow = ("mindspore", "mindone", "transformers")
-    wrong = {(name, m) for name in reached for m in imports(name, at_start_only=True) if m.startswith(slow)}
-    assert not wrong
 
 
 # ---- Tests ----
@@ -207,10 +241,3 @@ def test_readme_flags_exist():
     elsewhere |= {"worker_num", "local_worker_num", "master_port", "log_dir", "join"}  # msrun
     named = {name.removeprefix("no-") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)}
     assert not named - known - elsewhere
-
-
-def test_readme_file_tree_is_complete_and_in_order():
-    (tree,) = re.findall(r"^flux_db/\n((?:  \S+\.py .*\n)+)", README, flags=re.MULTILINE)
-    listed = re.findall(r"^  (\S+)\.py ", tree, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in (ROOT / "flux_db").glob("*.py"))
-    assert listed == sorted(listed, key=ROW.get), "the tree is in the order of the rows"

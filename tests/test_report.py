@@ -14,14 +14,15 @@ import yaml
 from PIL import Image
 
 from flux_db.__main__ import main
-from flux_db.check.values import check_files
+from flux_db.check.files import check_files
 from flux_db.errors import UserError
 from flux_db.report import charts, run_page, sample_sheet, thumbnails
 from flux_db.run import sample_files, trackers
 from flux_db.run.metrics_log import Metrics, Reporter
 from flux_db.run.record import read_run
 from flux_db.run.status import RunState, write_run_state
-from flux_db.settings.schema import from_flat_dict, shown_settings
+from flux_db.settings.derived import shown_settings
+from flux_db.settings.schema import from_flat_dict
 
 NASTY = '<script>alert("1")</script> & "quotes"'
 

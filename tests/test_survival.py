@@ -12,9 +12,8 @@ import pytest
 from safetensors.numpy import load, save
 from world import lora_bytes, metrics, train, without_time
 
-from flux_db.data import encode
 from flux_db.data.dataset import read_dataset
-from flux_db.data.encode import open_cache
+from flux_db.data.encode_cache import open_cache
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.interrupt import StopRequest
@@ -35,9 +34,9 @@ def spoil(world, config, count, held_out=False):
     dataset, _ = read_dataset(config)
     for sample in (dataset.held_out if held_out else dataset.samples)[:count]:
         path = cache.picture_file(sample, False)
-        moments = encode.read(path)["moments"].copy()
+        moments = cache.read(path)["moments"].copy()
         moments[0, 0, 0] = np.nan
-        encode.write(path, {"moments": moments})
+        cache.write(path, {"moments": moments})
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from world import lora_bytes, metrics, train, without_time
 from flux_db.data import encode
 from flux_db.data.batches import BatchSource, prefetch
 from flux_db.data.dataset import read_dataset
-from flux_db.data.encode import open_cache
+from flux_db.data.encode_cache import open_cache
 from flux_db.errors import UserError
 from flux_db.model import model_folder
 from flux_db.run import saved_state
@@ -221,7 +221,7 @@ def test_transparent_pictures_have_their_background_wherever_they_are_opened(cpu
     cache = open_cache(config, world.model)
     dataset, _ = read_dataset(config)
     encode.encode(config, world.model, cache, replace(encode.missing(config, cache, dataset), prompts=()))
-    clear, solid = (encode.read(cache.picture_file(sample, False))["moments"] for sample in dataset.samples)
+    clear, solid = (cache.read(cache.picture_file(sample, False))["moments"] for sample in dataset.samples)
     np.testing.assert_array_equal(clear, solid)
 
     config = world.config(tmp_path / "out", **places, alpha_background="#3366cc", cache_latents=False)

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from flux_db.__main__ import main
 from flux_db.errors import UserError
-from flux_db.lora import convert, generate, generate_flags, lora_file, merge, trained_file
+from flux_db.lora import convert, generate, generate_flags, lora_file, merge
 from flux_db.model import loading, runtime
+from flux_db.output_folder import LORA_FILE
 from flux_db.weight_file import open_weights, to_bytes
 
 TOKEN = "hf_abcdefghijklmnop"
@@ -47,7 +48,7 @@ def run(cpu, world, tmp_path_factory):
 def test_a_run_is_carded_and_uploaded_and_the_token_is_nowhere(run, world):
     _, output, server = run
     uploaded = {
-        trained_file.FILE_NAME,
+        LORA_FILE,
         "README.md",
         "samples/grid.png",
         *(f"samples/step-00003/0{n}.png" for n in (0, 1)),
@@ -59,7 +60,7 @@ def test_a_run_is_carded_and_uploaded_and_the_token_is_nowhere(run, world):
     files = [path for path in output.rglob("*") if path.is_file()]
     assert len(files) > 8
     assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
-    metadata = open_weights(output / trained_file.FILE_NAME).metadata
+    metadata = open_weights(output / LORA_FILE).metadata
     assert (metadata["pictures"], metadata["steps"], metadata["base_model"]) == ("3", "3", "model")
     assert str(world.folder) not in json.dumps(metadata)
 

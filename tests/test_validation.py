@@ -13,17 +13,21 @@ from PIL import Image
 from safetensors.numpy import save
 from test_train_step import inputs, loss_in_numpy, make, velocity
 
-from flux_db.check.values import check, check_files
-from flux_db.data import encode
-from flux_db.data.dataset import Dataset, Sample, check_pictures, read_dataset
+from flux_db.check.files import check_files
+from flux_db.check.pictures import check_pictures
+from flux_db.check.values import check
+from flux_db.data import encode, encode_cache
+from flux_db.data.dataset import Dataset, Sample, read_dataset
 from flux_db.data.pictures import Picture
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.model.runtime import Runtime
+from flux_db.output_folder import BEST_LORA
 from flux_db.run import sample_files
 from flux_db.run.metrics_log import Reporter
-from flux_db.run.saved_state import BEST_NAME, Best
-from flux_db.settings.schema import from_flat_dict, validation_prompts
+from flux_db.run.saved_state import Best
+from flux_db.settings.derived import validation_prompts
+from flux_db.settings.schema import from_flat_dict
 from flux_db.training.loop import Trainer
 from flux_db.training.resume import Ground
 from flux_db.training.sample_rounds import Validator, is_due, steps_between
@@ -77,11 +81,11 @@ def validator(tmp_path, rank, painter, **changes):
     settings = config(
         tmp_path, validation_prompt=["a", "b"], num_validation_images=2, validation_seed=7, seed=99, **changes
     )
-    cache = encode.Cache(tmp_path / "cache", "t", "v", "no", 4)
+    cache = encode_cache.Cache(tmp_path / "cache", "t", "v", "no", 4)
     cache.folder.mkdir(exist_ok=True)
     for number, prompt in enumerate(("a", "b")):
         arrays = {"prompt_embeds": np.full((4, 2), 100 + number, np.float32), "pooled_prompt_embeds": np.zeros(2)}
-        encode.write(cache.prompt_file(prompt), arrays)
+        encode_cache.write(cache.prompt_file(prompt), arrays)
     reporter = Reporter(settings, 10, 0, enabled=rank.is_main)
     return Validator(settings, rank, cache, painter, reporter)
 
@@ -229,15 +233,15 @@ def parts(cpu, world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loss")
     transformer, settings, _, _ = make(cpu, world, folder, scheme="sigma_sqrt", flags={"lora_dropout": 0.5})
     transformer.set_train(True)
-    cache = encode.Cache(folder, "t", "v", "no", 8)
+    cache = encode_cache.Cache(folder, "t", "v", "no", 8)
     samples = []
     for number in range(2):
         values = inputs(48, 32, rows=1, seed=number)
         picture = Picture(folder / f"{number}.png", None, (32, 32), f"{number + 1:064x}")
         samples.append(Sample(picture=picture, prompt=f"prompt {number}", crop=(0.5, 0.5), size=(32, 32)))
-        encode.write(cache.picture_file(samples[-1], False), {"moments": values["pictures"][0]})
+        encode_cache.write(cache.picture_file(samples[-1], False), {"moments": values["pictures"][0]})
         arrays = {"prompt_embeds": values["prompt_embeds"][0], "pooled_prompt_embeds": values["pooled"][0]}
-        encode.write(cache.prompt_file(f"prompt {number}"), arrays)
+        encode_cache.write(cache.prompt_file(f"prompt {number}"), arrays)
     dataset = Dataset(samples=(), held_out=tuple(samples))
     return folder, transformer, settings, cache, dataset, FlowLoss(transformer, settings)
 
@@ -316,7 +320,7 @@ def test_the_best_survives_a_resume_only_with_its_lora(tmp_path):
     assert recalled(tmp_path, saved, keep_best=False) == saved.best
     assert recalled(tmp_path, saved) is None, "its LoRA is to be kept, and gone"
     for step, best in ((2, saved.best), (6, None)):
-        (tmp_path / BEST_NAME).write_bytes(best_file(step))
+        (tmp_path / BEST_LORA).write_bytes(best_file(step))
         assert recalled(tmp_path, saved) == best
     assert recalled(tmp_path, SimpleNamespace(best=Best(2, 0.5, "other pictures"), knows_best=True)) is None
     assert recalled(tmp_path, None) is None
@@ -325,16 +329,16 @@ def test_the_best_survives_a_resume_only_with_its_lora(tmp_path):
 def test_the_best_of_the_start_steps_own_round_is_written_again(tmp_path):
     """The checkpoint was saved before that round, so its LoRA is the checkpoint's weights."""
     saved = SimpleNamespace(best=Best(2, 0.5, "x"), knows_best=True)
-    (tmp_path / BEST_NAME).write_bytes(best_file(2))
+    (tmp_path / BEST_LORA).write_bytes(best_file(2))
     assert recalled(tmp_path, saved, line(4, best=False)) == saved.best
     assert recalled(tmp_path, saved, line(4)) == Best(4, 0.25, "x")
-    assert (tmp_path / BEST_NAME).read_bytes() == best_file(4)
+    assert (tmp_path / BEST_LORA).read_bytes() == best_file(4)
 
 
 def test_a_checkpoint_of_an_older_version_has_its_best_in_the_metrics(tmp_path):
     rows = [line(2), line(3, best=False), {"step": 3, "loss": 1.0}, line(4) | {"validation_loss": None}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / BEST_NAME).write_bytes(best_file(2))
+    (tmp_path / BEST_LORA).write_bytes(best_file(2))
     assert recalled(tmp_path, SimpleNamespace(best=None, knows_best=False)) == Best(2, 0.5, "x")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from flux_db.data.pictures import load_rgb, resize_and_crop
+from flux_db.data.pixels import load_rgb, resize_and_crop
 
 # More make a sheet that nobody reads and that takes its time: every picture is decoded in full.
 MOST_CELLS = 60

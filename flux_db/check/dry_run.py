@@ -15,17 +15,20 @@ from PIL import Image
 
 from flux_db.atomic import write_file, write_png
 from flux_db.check import contact_sheet, plan
-from flux_db.check.values import check, check_files
+from flux_db.check.files import check_files
+from flux_db.check.pictures import survey
+from flux_db.check.values import check
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
 from flux_db.data import pictures
-from flux_db.data.dataset import Dataset, Sample, Survey, read_dataset, survey
+from flux_db.data.dataset import Dataset, Sample, read_dataset
+from flux_db.data.selection import Survey
 from flux_db.errors import UserError
+from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
 from flux_db.settings.command_line import Given, read_config
-from flux_db.settings.schema import Config, background, has_trigger, raw_validation_prompts
+from flux_db.settings.derived import background, has_trigger, raw_validation_prompts
+from flux_db.settings.schema import Config
 
-SHEET_NAME = "contact_sheet.png"
-TABLE_NAME = "pictures.csv"
 # Rows of the table on the terminal: the first ones, and those with warnings. The file has all of them.
 FIRST_ROWS = 20
 MOST_ROWS = 100
@@ -150,7 +153,7 @@ def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
         yield "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
         yield from (f"      ! {warning}" for warning in (row.warnings if row else ()))
     if len(shown) < len(rows):
-        yield f"  ... and {len(rows) - len(shown)} more: all are in {Path(config.output.output_dir, TABLE_NAME)}"
+        yield f"  ... and {len(rows) - len(shown)} more: all are in {Path(config.output.output_dir, PICTURE_TABLE)}"
 
 
 def _count_warnings(rows: Sequence[Row]) -> str:
@@ -205,11 +208,11 @@ def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[str]
     sheet = _sheet(config, folder, rows)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        write_png(output / SHEET_NAME, sheet)
-        write_file(output / TABLE_NAME, _table_file(rows))
+        write_png(output / CONTACT_SHEET, sheet)
+        write_file(output / PICTURE_TABLE, _table_file(rows))
     except OSError as error:
         return [f"--output_dir {output}: cannot be written ({error.strerror or error})"]
-    places = f"Contact sheet: {output / SHEET_NAME}", f"Table:         {output / TABLE_NAME}"
+    places = f"Contact sheet: {output / CONTACT_SHEET}", f"Table:         {output / PICTURE_TABLE}"
     print("", *map(printable, places), sep="\n")
     return []
 

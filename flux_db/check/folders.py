@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 
-from flux_db.settings.schema import Config, cache_path
+from flux_db.output_folder import SAMPLES, THUMBNAILS
+from flux_db.settings.derived import cache_path
+from flux_db.settings.schema import Config
 
 # Where the program puts pictures below --output_dir.
-DRAWN = ("samples", "report")
+DRAWN = (SAMPLES, THUMBNAILS)
 
 # A folder for downloads, in contrast to these, may contain anything.
 AROUND_NOTHING = ("output_dir", "encode_cache_dir", "mask_dir")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flux_db.data.dataset import Dataset, Sample, number_of_cards, total_steps
-from flux_db.settings.schema import Config, global_batch
+from flux_db.settings.derived import global_batch
+from flux_db.settings.schema import Config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,28 +4,16 @@ A check returns its problems as messages; each names the flag, the value and wha
 """
 
 import dataclasses
-import importlib.util
 import math
-import os
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flux_db.check import folders
 from flux_db.data import buckets
 from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
-from flux_db.errors import UserError, did_you_mean
-from flux_db.model.model_folder import check_model
-from flux_db.settings.schema import (
-    TRACKERS,
-    Config,
-    background,
-    has_trigger,
-    parse_size,
-    raw_validation_prompts,
-    to_flat_dict,
-)
+from flux_db.errors import did_you_mean
+from flux_db.settings.derived import background, has_trigger, parse_size
+from flux_db.settings.schema import TRACKERS, Config, to_flat_dict
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)
@@ -107,25 +95,6 @@ def check(config: Config) -> list[str]:
         *_unknown_changes(config),
         *_unknown_trackers(config),
     ]
-
-
-def check_files(config: Config) -> list[str]:
-    """Problems in the files and packages that the settings name; writes nothing and loads no weights or pictures."""
-    data, output = config.data, config.output
-    problems = _model_problems(config)
-    for name in ("instance_data_dir", "mask_dir"):
-        if getattr(data, name) is not None:
-            problems += _reading_problems(name, getattr(data, name))
-    if data.dataset_name is not None:
-        problems += _dataset_problems(data.dataset_name)
-    if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
-        problems += _creation_problems("class_data_dir", data.class_data_dir)
-    problems += _creation_problems("output_dir", output.output_dir)
-    if data.encode_cache_dir is not None:
-        problems += _creation_problems("encode_cache_dir", data.encode_cache_dir)
-    if config.validation.validation_data_dir is not None:
-        problems += _reading_problems("validation_data_dir", config.validation.validation_data_dir)
-    return problems + _prompts_file_problems(config) + _missing_trackers(config) + _resume_problems(config)
 
 
 def _out_of_bounds(values: dict[str, Any]) -> list[str]:
@@ -243,19 +212,6 @@ def _validation_problems(config: Config) -> list[str]:
     return problems
 
 
-def _prompts_file_problems(config: Config) -> list[str]:
-    try:
-        prompts = raw_validation_prompts(config)
-    except UserError as error:
-        return error.problems
-    file = config.validation.validation_prompts_file
-    if file is None:
-        return []
-    if config.data.trigger_word is None and any(map(has_trigger, prompts[len(config.validation.validation_prompt) :])):
-        return [f"--validation_prompts_file {file}: needs --trigger_word, which takes the place of {{trigger}}"]
-    return [] if prompts else [f"--validation_prompts_file {file}: has no prompt in it"]
-
-
 def _unknown_trackers(config: Config) -> list[str]:
     given = config.output.trackers
     problems = [
@@ -268,14 +224,6 @@ def _unknown_trackers(config: Config) -> list[str]:
     return problems
 
 
-def _missing_trackers(config: Config) -> list[str]:
-    return [
-        f"--report_to {name}: not installed here; pip install {TRACKERS[name]}, or leave it out"
-        for name in config.output.trackers
-        if name in TRACKERS and importlib.util.find_spec(TRACKERS[name]) is None
-    ]
-
-
 def _unknown_changes(config: Config) -> list[str]:
     known = to_flat_dict(config)
     return [
@@ -283,57 +231,3 @@ def _unknown_changes(config: Config) -> list[str]:
         for name in sorted(config.output.changes_allowed)
         if name not in known
     ]
-
-
-def _model_problems(config: Config) -> list[str]:
-    name = config.model.pretrained_model_name_or_path
-    if os.path.exists(name) or _looks_local(name):
-        problems = _reading_problems("pretrained_model_name_or_path", name)
-        return problems or check_model(Path(name), config)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return []
-    return [f"--pretrained_model_name_or_path {name}: neither a folder nor a name on the hub of the form owner/model"]
-
-
-def _dataset_problems(name: str) -> list[str]:
-    """A dataset on the hub may have no owner in its name: mnist."""
-    if os.path.exists(name) or _looks_local(name):
-        return _reading_problems("dataset_name", name)
-    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        return []
-    return [f"--dataset_name {name}: neither a folder nor a name on the hub of the form owner/dataset"]
-
-
-def _looks_local(name: str) -> bool:
-    return name.startswith((".", os.sep, "~")) or (os.sep in name and os.path.isdir(os.path.dirname(name)))
-
-
-def _reading_problems(flag: str, path: str) -> list[str]:
-    if not os.path.exists(path):
-        return [f"--{flag} {path}: no such folder; check the path"]
-    if not os.path.isdir(path):
-        return [f"--{flag} {path}: is a file; give the folder"]
-    if not os.access(path, os.R_OK | os.X_OK):
-        return [f"--{flag} {path}: no permission to read this folder"]
-    return []
-
-
-def _creation_problems(flag: str, path: str) -> list[str]:
-    """Whether files can be written to a folder that may not exist yet, found out without making it."""
-    existing = Path(path).absolute()
-    while not os.path.lexists(existing):
-        existing = existing.parent
-    if not os.path.isdir(existing):
-        return [f"--{flag} {path}: {existing} is a file; choose another folder"]
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return [f"--{flag} {path}: no permission to write in {existing}; choose another folder"]
-    return []
-
-
-def _resume_problems(config: Config) -> list[str]:
-    path = config.output.resume_from_checkpoint
-    if path is None or path == "latest" or os.path.isdir(path):
-        return []
-    inside = os.path.join(config.output.output_dir, path)
-    hint = f"did you mean {inside}?" if os.path.isdir(inside) else "give the path of a checkpoint folder, or latest"
-    return [f"--resume_from_checkpoint {path}: no such folder; {hint}"]

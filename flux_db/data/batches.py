@@ -10,14 +10,14 @@ from functools import cached_property
 import numpy as np
 
 from flux_db import stream
+from flux_db.data import timesteps
 from flux_db.data.buckets import Size
 from flux_db.data.dataset import Dataset, Sample
 from flux_db.data.draw_order import Order
-from flux_db.data.encode import Cache, read
+from flux_db.data.encode_cache import Cache, read
 from flux_db.data.masks import loss_weights, mask_at
-from flux_db.data.pictures import load_rgb, resize_and_crop
+from flux_db.data.pixels import load_rgb, resize_and_crop
 from flux_db.errors import UserError
-from flux_db.model import flow
 from flux_db.settings.schema import Config
 from flux_db.stream import Dealing, Purpose
 
@@ -93,7 +93,7 @@ class BatchSource:
     def _row(self, k: int, sample: Sample, lane: int) -> Batch:
         """One sample: everything random about it comes from its position k in the stream."""
         loss = self.config.loss
-        u = flow.timestep_fraction(
+        u = timesteps.timestep_fraction(
             self._rng(k, Purpose.TIMESTEP, lane),
             loss.weighting_scheme,
             logit_mean=loss.logit_mean,
@@ -107,7 +107,7 @@ class BatchSource:
             picture,
             self._rng(k, Purpose.POSTERIOR, lane).standard_normal(latent, np.float32),
             self._rng(k, Purpose.NOISE, lane).standard_normal(latent, np.float32),
-            np.int32(flow.timestep_index(u, self.num_timesteps)),
+            np.int32(timesteps.timestep_index(u, self.num_timesteps)),
             prompt["prompt_embeds"],
             prompt["pooled_prompt_embeds"],
             np.int32(self._rng(k, Purpose.DROPOUT, lane).integers(-(2**31), 2**31)),

@@ -23,7 +23,8 @@ from flux_db.atomic import write_folder
 from flux_db.console import say
 from flux_db.errors import UserError, did_you_mean, unwritable
 from flux_db.files import PICTURE_LIMIT, read_bytes
-from flux_db.settings.schema import Config, cache_path
+from flux_db.settings.derived import cache_path
+from flux_db.settings.schema import Config
 
 SCHEMA = 1
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from flux_db.data.pictures import EXTENSIONS, MASK_SUFFIX, Picture, crop_box, load_unchanged, load_upright, to_rgb
+from flux_db.data.pictures import EXTENSIONS, MASK_SUFFIX, Picture
+from flux_db.data.pixels import crop_box, load_unchanged, load_upright, to_rgb
 from flux_db.errors import UserError
 from flux_db.files import PICTURE_LIMIT, read_bytes
 

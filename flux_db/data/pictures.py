@@ -4,51 +4,32 @@ No randomness: where to crop and whether to flip is decided by the caller.
 """
 
 import hashlib
-import io
 import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from flux_db.data import near_duplicates
 from flux_db.data.captions import read_captions
+from flux_db.data.pixels import _blame, _decode, _demand_picture
 from flux_db.errors import UserError
-from flux_db.files import PICTURE_LIMIT, open_regular, read_bytes
+from flux_db.files import PICTURE_LIMIT, read_bytes
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASK_SUFFIX = ".mask.png"
-MAX_PIXELS = 128_000_000
 # Folders inside one another; os.walk calls itself for each.
 MAX_DEPTH = 100
 # Fewer pictures are checked before anyone would look at a progress bar.
 PROGRESS_FROM = 200
 SAME, ALIKE, SMALL = "the same picture as", "looks like", "is smaller than"
-WHITE = (255, 255, 255)
 
-# By name, because PIL would otherwise hand a PostScript file called .jpg to Ghostscript.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 # Each may hold a picture of MAX_PIXELS.
 _DECODING_THREADS = min(4, os.cpu_count() or 1)
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-# The values that stand for white in the modes deeper than 8 bits; the first that is not exceeded is taken.
-_WHITE_LEVELS = {"I;16": (65535,), "I;16B": (65535,), "I": (65535,), "F": (1, 255, 65535)}
 
 
 @dataclass(frozen=True)
@@ -189,27 +170,6 @@ def _inspect(source: Source, resolution: int) -> Picture | UserError:
     return Picture(source.path, source.caption, (width, height), hashlib.sha256(data).hexdigest(), look, warnings)
 
 
-def _demand_picture(path: Path) -> None:
-    """By its first bytes: what is none may be larger than memory, and is not read whole."""
-    with open_regular(path) as stream:
-        if not stream.peek(1):
-            raise UserError(f"{path}: the file is empty")
-        _open(stream, path)
-
-
-def _decode(data: bytes, path: Path) -> tuple[tuple[int, int], bytes]:
-    """Size and perceptual hash of the upright picture."""
-    with _open(io.BytesIO(data), path) as image:
-        full_size = image.size
-        # A JPEG is still read to its end, but at down to an eighth of its size, in a seventh of the time.
-        reduced = image.draft(image.mode, (near_duplicates.SIDE, near_duplicates.SIDE))
-        thumb = near_duplicates.thumbnail(to_rgb(image))
-        size = full_size if reduced else image.size  # decoding may change it: PIL itself turns TIFFs upright
-        turn = _UPRIGHT.get(_orientation(image))
-        look = near_duplicates.look(thumb if turn is None else thumb.transpose(turn))
-        return size[::-1] if _orientation(image) >= 5 else size, look
-
-
 def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:
     first: dict[str, Picture] = {}
     marked = []
@@ -226,125 +186,4 @@ def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:
 # ---- opening ----
 
 
-def load_rgb(path: Path, background: tuple[int, int, int] = WHITE) -> Image.Image:
-    """The picture upright, in 8-bit RGB, transparent parts on `background`. Of an animation, the first frame."""
-    with _blame(path):
-        return to_rgb(load_upright(path), background)
-
-
-def load_unchanged(path: Path, digest: str) -> Image.Image:
-    """As `load_upright`, but of a file known by its digest; a UserError if it has changed since."""
-    with _blame(path):
-        data = read_bytes(path, PICTURE_LIMIT)  # once: what is compared is what is decoded
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise UserError(f"{path}: has changed since the run looked at it; start again, to use it as it is now")
-        with _open(io.BytesIO(data), path) as image:
-            image.load()
-            turn = _UPRIGHT.get(_orientation(image))
-            return image.copy() if turn is None else image.transpose(turn)
-
-
-def load_upright(path: Path) -> Image.Image:
-    """The picture upright, in the mode it was saved in (so with its alpha channel)."""
-    with _blame(path), open_regular(path) as stream, _open(stream, path) as image:
-        image.load()
-        turn = _UPRIGHT.get(_orientation(image))
-        return image.copy() if turn is None else image.transpose(turn)
-
-
-def to_rgb(image: Image.Image, background: tuple[int, int, int] = WHITE) -> Image.Image:
-    if image.mode in _WHITE_LEVELS:
-        return _to_8_bits(image).convert("RGB")
-    if image.has_transparency_data:
-        canvas = Image.new("RGBA", image.size, (*background, 255))
-        canvas.alpha_composite(image.convert("RGBA"))
-        return canvas.convert("RGB")
-    return image.convert("RGB")
-
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    # PIL's own conversion clips instead of scaling: almost all of a 16-bit picture would become white.
-    values = np.array(image, dtype=np.float32)
-    values[~np.isfinite(values)] = 0
-    black, peak = min(0.0, float(values.min())), float(values.max())
-    white = next((level for level in _WHITE_LEVELS[image.mode] if peak <= level), peak)
-    values = (values - black) * (255 / (white - black))
-    return Image.fromarray(values.round().astype(np.uint8))
-
-
-_opening = threading.Lock()
-
-
-def _open(stream: BinaryIO, path: Path) -> Image.Image:
-    """Reads the header only, and refuses what is too large to be decoded."""
-    with _opening:
-        # PIL's own limit warns at a size that is fine here, and its error does not say what size was met.
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            image = Image.open(stream, formats=_FORMATS)
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise UserError(
-            f"{path}: {width} x {height} is {width * height / 1e6:,.0f} megapixels, more than the limit of "
-            f"{MAX_PIXELS / 1e6:,.0f}; scale it down"
-        )
-    return image
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF raises anything, and is no reason to refuse a good picture
-        return 1
-
-
-@contextmanager
-def _blame(path: Path) -> Iterator[None]:
-    """Turns whatever goes wrong with a picture into a UserError that names it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except UnidentifiedImageError:
-        raise UserError(f"{path}: not a {', '.join(_FORMATS)} picture, whatever its name says") from None
-    except Exception as error:  # decoders raise anything on damaged data: OSError, SyntaxError, struct.error, ...
-        is_file_error = isinstance(error, OSError) and error.errno is not None
-        reason = f"cannot be read ({error.strerror})" if is_file_error else f"damaged or cut short ({error})"
-        raise UserError(f"{path}: {reason}") from error
-
-
 # ---- sizing ----
-
-
-def crop_box(
-    source: tuple[int, int], size: tuple[int, int], crop: tuple[float, float]
-) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) in a picture of `source` (width, height) of what becomes `size` (height, width).
-
-    The largest part of that shape; `crop` places it across and down: 0 left or top, 0.5 centre, 1 right or bottom.
-    """
-    (source_width, source_height), (height, width), (u, v) = source, size, crop
-    scale = max(width / source_width, height / source_height)
-    left, right = _span(source_width, width, scale, u)
-    top, bottom = _span(source_height, height, scale, v)
-    return left, top, right, bottom
-
-
-def _span(length: int, target: int, scale: float, position: float) -> tuple[float, float]:
-    # In whole pixels of the result, so that at scale 1 pixels are copied, not resampled. 1e-6: the scale is rounded.
-    play = int(max(0.0, length * scale - target) + 1e-6)
-    start = round(position * play) / scale
-    return start, min(start + target / scale, length)
-
-
-def resize_and_crop(
-    image: Image.Image, size: tuple[int, int], crop: tuple[float, float] = (0.5, 0.5), flip: bool = False
-) -> np.ndarray:
-    """The part of an RGB picture that `crop_box` gives, then flipped: float32 [3, height, width] in [-1, 1]."""
-    height, width = size
-    box = crop_box(image.size, size, crop)
-    pixels = np.asarray(image.resize((width, height), Image.Resampling.LANCZOS, box=box), dtype=np.float32)
-    pixels = pixels[:, ::-1] if flip else pixels
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) / 127.5 - 1  # [H, W, 3] -> [3, H, W]

@@ -14,14 +14,15 @@ from tqdm import tqdm
 
 from flux_db import child
 from flux_db.atomic import write_png
+from flux_db.check.model import locate_checked
 from flux_db.console import say, stage
-from flux_db.data import encode
-from flux_db.data.encode import Cache
+from flux_db.data import encode, encode_cache
+from flux_db.data.encode_cache import Cache
 from flux_db.errors import unwritable
 from flux_db.lora import generate_flags, merge
 from flux_db.lora.generate_flags import GRID, Order
 from flux_db.lora.merge import Additions
-from flux_db.model import loading, model_folder, runtime
+from flux_db.model import loading, runtime
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings, grid
 from flux_db.settings.schema import Config
@@ -61,7 +62,7 @@ def draw(order: Order, cache: Cache, sampler: Sampler) -> Path:
     height, width = order.size
     settings = SampleSettings(height=height, width=width, steps=order.steps, guidance=order.guidance)
     requests = [
-        Request(**encode.read(cache.prompt_file(prompt)), seed=order.seed, number=number)
+        Request(**encode_cache.read(cache.prompt_file(prompt)), seed=order.seed, number=number)
         for prompt in order.prompts
         for number in range(order.num)
     ]
@@ -90,10 +91,10 @@ def _open(order: Order) -> tuple[Config, Path, Cache]:
     config = order.config
     if not order.precision_given and runtime.choose_device(config.runtime.device)[0] == "Ascend":
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, mixed_precision="bf16"))
-    model = model_folder.locate_checked(config)
-    return config, model, encode.open_cache(config, model)
+    model = locate_checked(config)
+    return config, model, encode_cache.open_cache(config, model)
 
 
 def _not_encoded(order: Order, cache: Cache) -> list[str]:
     distinct = dict.fromkeys(order.prompts)
-    return [prompt for prompt in distinct if encode.read(cache.prompt_file(prompt)) is None]
+    return [prompt for prompt in distinct if encode_cache.read(cache.prompt_file(prompt)) is None]

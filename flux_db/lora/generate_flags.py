@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flux_db.check.model import check_model
 from flux_db.data.buckets import PIXELS_PER_TOKEN
 from flux_db.errors import UserError
 from flux_db.files import text_problem
 from flux_db.lora import merge
 from flux_db.lora.merge import Additions, Weighted
-from flux_db.model.model_folder import check_model
-from flux_db.settings.schema import Config, from_flat_dict, parse_size, read_prompts
-
-GRID = "grid.png"
+from flux_db.output_folder import GRID
+from flux_db.settings.derived import parse_size, read_prompts
+from flux_db.settings.schema import Config, from_flat_dict
 
 # What somebody may want, and no typing error reaches.
 MOST_PICTURES, MOST_STEPS, MOST_PIXELS = 1000, 1000, 8192

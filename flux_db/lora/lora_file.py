@@ -20,9 +20,9 @@ from flux_db.errors import UserError
 from flux_db.files import read_text
 from flux_db.lora import layer_names, peft_settings
 from flux_db.lora.peft_settings import Settings
+from flux_db.output_folder import LORA_FILE
 from flux_db.weight_file import FLOATS, WeightFile, open_weights
 
-FILE_NAME = "pytorch_lora_weights.safetensors"
 PEFT_FILE_NAME, PEFT_CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 ADAPTER_METADATA = "lora_adapter_metadata"
 
@@ -118,10 +118,10 @@ def locate(path: Path | str) -> Path:
     """The LoRA file that a path means: the file itself, or the one in the folder."""
     path = Path(path)
     if not os.path.lexists(path):
-        raise UserError(f"{path}: no such file; give a LoRA file, or a folder with {FILE_NAME}")
+        raise UserError(f"{path}: no such file; give a LoRA file, or a folder with {LORA_FILE}")
     if not os.path.isdir(path):
         return path
-    for name in (FILE_NAME, PEFT_FILE_NAME):
+    for name in (LORA_FILE, PEFT_FILE_NAME):
         if os.path.lexists(path / name):
             return path / name
     found = sorted(path.glob("*.safetensors"))

@@ -18,7 +18,7 @@ from flux_db.console import stage
 from flux_db.errors import UserError, unwritable
 from flux_db.lora import convert, lora_file
 from flux_db.lora.lora_file import Layer
-from flux_db.model import model_folder
+from flux_db.model import parts
 from flux_db.weight_file import DTYPES, FLOATS, WeightFile, open_weights
 
 TRANSFORMER = "transformer"
@@ -114,7 +114,7 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
         raise UserError(f"-o {output}: lies inside the model's folder; choose another place")
     additions = read_all(loras)
     files = transformer_files(model)
-    if problems := [f"{model}: {problem}" for problem in model_folder.all_variants_problems(model / TRANSFORMER)]:
+    if problems := [f"{model}: {problem}" for problem in parts.all_variants_problems(model / TRANSFORMER)]:
         raise UserError(problems)
     if problems := misfits(model, additions):
         raise UserError(problems)

@@ -11,13 +11,12 @@ import ml_dtypes
 import numpy as np
 
 from flux_db import __version__
-from flux_db.lora.lora_file import ADAPTER_METADATA, FILE_NAME
+from flux_db.lora.lora_file import ADAPTER_METADATA
 from flux_db.model.identity import DEV, SCHNELL, base_model_name
+from flux_db.settings.derived import instance_prompt
 from flux_db.settings.resume_rules import FREE, GLOBAL_BATCH
-from flux_db.settings.schema import SECTIONS, Config, instance_prompt, to_flat_dict
+from flux_db.settings.schema import SECTIONS, Config, to_flat_dict
 from flux_db.weight_file import to_bytes
-
-__all__ = ["FILE_NAME", "Facts", "about", "lora_file", "settings_hash"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

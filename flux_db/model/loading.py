@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import nn
 
 from flux_db.errors import UserError
-from flux_db.model import model_folder
+from flux_db.model import parts
 from flux_db.model.expected_weights import own_name
 from flux_db.model.part_weights import Chosen, choose, read_headers, some
 from flux_db.model.runtime import quiet
@@ -30,7 +30,7 @@ _TORCH_NAMES = {"embedding_table": "weight", "gamma": "weight", "beta": "bias"}
 
 
 def _load(kind: str, folder: Path, part: str, dtype: ms.Type, variant: str | None) -> nn.Cell:
-    if problems := model_folder.part_problems(folder / part, variant):
+    if problems := parts.part_problems(folder / part, variant):
         raise UserError([f"{folder}: {problem}" for problem in problems])
     chosen = choose(folder / part, variant)
     # a local folder must never cause a network call

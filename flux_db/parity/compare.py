@@ -15,7 +15,7 @@ from mindspore import Tensor, nn
 from mindspore.amp import DynamicLossScaler
 
 from flux_db.console import stage
-from flux_db.data import encode
+from flux_db.data import encode, timesteps
 from flux_db.model import adapter, flow, loading, optim
 from flux_db.model.runtime import DTYPES, Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings
@@ -176,7 +176,7 @@ def _density_error(reference: Reference, scheme: str) -> float:
     found = []
     for raw in part["raw"]:
         given = SimpleNamespace(normal=lambda mean, std, raw=raw: raw, random=lambda raw=raw: raw)
-        found.append(flow.timestep_fraction(given, scheme, **golden.DENSITY))
+        found.append(timesteps.timestep_fraction(given, scheme, **golden.DENSITY))
     return golden.furthest(np.array(found), part["u"])
 
 
@@ -284,14 +284,14 @@ def _all_schemes(settings: StepSettings) -> StepSettings:
         settings,
         sigmas=np.tile(settings.sigmas, len(golden.SCHEMES)),
         timesteps=np.tile(settings.timesteps, len(golden.SCHEMES)),
-        weights=np.concatenate([flow.loss_weights(scheme, settings.sigmas) for scheme in golden.SCHEMES]),
+        weights=np.concatenate([timesteps.loss_weights(scheme, settings.sigmas) for scheme in golden.SCHEMES]),
     )
 
 
 def _scheme_batches(reference: Reference) -> Iterator[dict[str, np.ndarray]]:
     for number, scheme in enumerate(golden.SCHEMES):
         u = reference.arrays[f"density.{scheme}.u"][: golden.BATCH]
-        index = [flow.timestep_index(float(value), 1000) + 1000 * number for value in u]
+        index = [timesteps.timestep_index(float(value), 1000) + 1000 * number for value in u]
         yield golden.batch(0) | {"index": np.array(index, np.int32)}
 
 

@@ -23,7 +23,7 @@ from flux_db.demo.tiny_model import write_tiny_model
 from flux_db.errors import UserError
 from flux_db.stream import Purpose, generator
 
-FOLDER = Path(__file__).parents[1] / "tests" / "golden"
+FOLDER = Path(__file__).with_name("reference")
 ARRAYS, FACTS = "reference.safetensors", "reference.json"
 
 SEED = 20240801

@@ -10,7 +10,7 @@ from typing import Any
 
 from flux_db.console import say, stage
 from flux_db.errors import UserError
-from flux_db.lora.lora_file import FILE_NAME
+from flux_db.output_folder import GRID, LORA_FILE, MODEL_CARD, SAMPLES
 from flux_db.run import sample_files
 from flux_db.run.lock import is_first_process
 from flux_db.settings.schema import Config
@@ -102,7 +102,7 @@ def files_to_push(output: Path) -> list[str]:
     """
     rounds = sample_files.read_rounds(output)
     samples = [picture.path.relative_to(output).as_posix() for picture in rounds[-1].pictures] if rounds else []
-    names = [FILE_NAME, "README.md", f"{sample_files.SAMPLES}/{sample_files.GRID}", *samples]
+    names = [LORA_FILE, MODEL_CARD, f"{SAMPLES}/{GRID}", *samples]
     home = output.resolve()
     return [name for name in names if os.path.isfile(output / name) and (output / name).resolve().is_relative_to(home)]
 
@@ -147,6 +147,6 @@ def find_run(output: Path) -> Path:
     """The folder of a finished run."""
     if not os.path.isdir(output):
         raise UserError(f"{output}: no such folder; give the --output_dir of a finished run")
-    if FILE_NAME not in files_to_push(output):
-        raise UserError(f"{output}: has no {FILE_NAME}; give the --output_dir of a finished run")
+    if LORA_FILE not in files_to_push(output):
+        raise UserError(f"{output}: has no {LORA_FILE}; give the --output_dir of a finished run")
     return output

@@ -16,10 +16,11 @@ from flux_db.errors import describe
 from flux_db.files import TEXT_LIMIT, read_bytes
 from flux_db.lora import trained_file
 from flux_db.model.identity import base_model_name, is_hub_name, licence
+from flux_db.output_folder import LORA_FILE, MODEL_CARD
 from flux_db.run import sample_files
-from flux_db.settings.schema import Config, instance_prompt
+from flux_db.settings.derived import instance_prompt
+from flux_db.settings.schema import Config
 
-FILE_NAME = "README.md"
 # By it a card is known as this program's own, which a later run may replace.
 MARK = "<!-- written by flux-db; remove this line to keep your own version -->"
 
@@ -28,7 +29,7 @@ TAGS = ["text-to-image", "diffusers", "lora", "flux", "dreambooth", "mindspore",
 
 def write_card(config: Config, facts: trained_file.Facts) -> None:
     """Write the card; one that was written by somebody else stays."""
-    path = Path(config.output.output_dir, FILE_NAME)
+    path = Path(config.output.output_dir, MODEL_CARD)
     if not _is_ours(path):
         say(f"{path} was not written by this program and stays as it is")
         return
@@ -115,7 +116,7 @@ def _usage(config: Config) -> str:
     base = json.dumps(name if is_hub_name(name) else "path/to/the/base/model")
     lora = json.dumps(config.hub.hub_model_id or "path/to/this/folder")
     prompt = _literal(instance_prompt(config))
-    file = json.dumps(trained_file.FILE_NAME)
+    file = json.dumps(LORA_FILE)
     steps, guidance = config.validation.validation_inference_steps, config.validation.validation_guidance
     draw = f"image = pipe({prompt}, num_inference_steps={steps}, guidance_scale={guidance:g})"
     return f"""## Use it
@@ -142,7 +143,7 @@ pipe.load_lora_weights({lora}, weight_name={file})
 {draw}.images[0]
 ```
 
-In ComfyUI: put `{trained_file.FILE_NAME}` into `models/loras` and choose it in the node "Load LoRA"."""
+In ComfyUI: put `{LORA_FILE}` into `models/loras` and choose it in the node "Load LoRA"."""
 
 
 def _settings(config: Config, facts: trained_file.Facts) -> str:

@@ -14,15 +14,14 @@ from flux_db import __version__
 from flux_db.atomic import write_file
 from flux_db.console import say
 from flux_db.errors import describe
-from flux_db.lora.trained_file import FILE_NAME
+from flux_db.output_folder import LORA_FILE, REPORT
 from flux_db.report.charts import Series, chart, number, smoothed
 from flux_db.report.page import escape, page, picture, section, table, tiles
 from flux_db.report.thumbnails import data_uris, read_training_pictures
 from flux_db.run.record import RunFiles, read_run
 from flux_db.run.sample_files import Round, spread
-from flux_db.settings.schema import SECTIONS, replace_trigger
-
-REPORT = "report.html"
+from flux_db.settings.derived import replace_trigger
+from flux_db.settings.schema import SECTIONS
 
 # So much is shown, and so many characters the pictures may take: a report stays below 3 MB.
 MOST_ROUNDS = 16
@@ -101,7 +100,7 @@ def summary(run: RunFiles) -> list[tuple[str, str, str]]:
     for key, name in (("memory_mb", "Memory"), ("device_memory_mb", "Device memory")):
         if memory := run.points(key):
             entries.append((name, _size(max(y for _, y in memory) * 1e6), "at most"))
-    file = run.folder / FILE_NAME
+    file = run.folder / LORA_FILE
     if file.is_file():
         entries.append(("LoRA file", _size(file.stat().st_size), ""))
     return entries
@@ -200,7 +199,7 @@ def usage(run: RunFiles) -> str:
     model = json.dumps(name if "/" in name else f"path/to/{name}")
     prompt = _prompt(run) or "a photo of sks dog"
     load = (
-        f'pipe.load_lora_weights({json.dumps(run.name)}, weight_name="{FILE_NAME}")\n'
+        f'pipe.load_lora_weights({json.dumps(run.name)}, weight_name="{LORA_FILE}")\n'
         f"pipe({json.dumps(prompt, ensure_ascii=False)}, num_inference_steps=28, guidance_scale=3.5)"
     )
     diffusers = (
@@ -214,7 +213,7 @@ def usage(run: RunFiles) -> str:
         f'{load}[0][0].save("sample.png")'
     )
     comfy = (
-        f"Copy <code>{FILE_NAME}</code> to <code>ComfyUI/models/loras</code>, add a <b>LoraLoaderModelOnly</b> node "
+        f"Copy <code>{LORA_FILE}</code> to <code>ComfyUI/models/loras</code>, add a <b>LoraLoaderModelOnly</b> node "
         "after the FLUX model, and choose the file there with strength 1."
     )
     return (

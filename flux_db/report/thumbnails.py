@@ -16,17 +16,17 @@ from PIL import Image
 from flux_db.atomic import write_file
 from flux_db.console import printable, say
 from flux_db.data.dataset import Dataset, Sample
-from flux_db.data.pictures import load_rgb, resize_and_crop
+from flux_db.data.pixels import load_rgb, resize_and_crop
 from flux_db.errors import UserError
 from flux_db.files import read_text
-from flux_db.settings.schema import Config, background
+from flux_db.output_folder import THUMBNAIL_INDEX, THUMBNAILS
+from flux_db.settings.derived import background
+from flux_db.settings.schema import Config
 
 # Longest sides to try, the largest first.
 EDGES = (384, 320, 256, 192, 144, 96, 64)
 QUALITY = 80
 
-FOLDER = "report"
-INDEX = "training_pictures.json"
 MOST_TRAINING = 24
 TRAINING_EDGE = 256
 
@@ -85,7 +85,7 @@ class TrainingPictures:
 def store_training_pictures(config: Config, dataset: Dataset) -> None:
     """Write small copies of the crops beside the run, so that a report needs neither pictures nor cache."""
     try:
-        _store(config, dataset, Path(config.output.output_dir, FOLDER))
+        _store(config, dataset, Path(config.output.output_dir, THUMBNAILS))
     except Exception as problem:  # a report without them is no reason not to train
         say(f"warning: the report will not show the training pictures: {type(problem).__name__}: {problem}")
 
@@ -99,7 +99,7 @@ def _store(config: Config, dataset: Dataset, folder: Path) -> None:
         write_file(folder / name, _webp(_crop(sample, config)))
         pictures.append(TrainingPicture(name, printable(sample.picture.path.name), sample.prompt))
     content = {"total": len(samples), "pictures": [asdict(picture) for picture in pictures]}
-    write_file(folder / INDEX, (json.dumps(content, indent=1) + "\n").encode())
+    write_file(folder / THUMBNAIL_INDEX, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _crop(sample: Sample, config: Config) -> Image.Image:
@@ -111,9 +111,9 @@ def _crop(sample: Sample, config: Config) -> Image.Image:
 
 def read_training_pictures(output: Path) -> TrainingPictures | None:
     """What `store_training_pictures` wrote; None where there is nothing."""
-    folder = output / FOLDER
+    folder = output / THUMBNAILS
     try:
-        content = json.loads(read_text(folder / INDEX))
+        content = json.loads(read_text(folder / THUMBNAIL_INDEX))
         pictures = tuple(TrainingPicture(**entry) for entry in content["pictures"])
         pictures = tuple(p for p in pictures if Path(p.file).name == p.file and (folder / p.file).is_file())
         return TrainingPictures(folder, int(content["total"]), pictures[:MOST_TRAINING])

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 from flux_db import __version__, atomic
 from flux_db.errors import UserError
 from flux_db.files import TEXT_LIMIT, open_regular, read_bytes
+from flux_db.output_folder import checkpoint_name, checkpoint_step
 
 SCHEMA = 1
 FORMAT = "flux_db checkpoint"
@@ -55,7 +55,7 @@ def save(output_dir: Path | str, step: int, files: Mapping[str, bytes]) -> Path:
     wrong = [name for name in files if not _is_plain(name)]
     if step < 0 or wrong:
         raise ValueError(f"cannot save a checkpoint of step {step} with files {wrong}")
-    target = Path(output_dir, f"checkpoint-{step}")
+    target = Path(output_dir, checkpoint_name(step))
     set_aside = atomic.temp_path(target, "old") if _is_ours(target) else _kept_name(target)
     atomic.write_folder(target, {**files, MANIFEST: _manifest_bytes(step, files)}, set_aside=set_aside)
     if set_aside.name.startswith(atomic.TEMP_PREFIX):
@@ -100,13 +100,8 @@ def numbered(output_dir: Path | str) -> list[tuple[int, Path]]:
     output_dir = Path(output_dir)
     if not output_dir.is_dir():
         return []
-    steps = ((_step_in_name(path), path) for path in output_dir.iterdir())
+    steps = ((checkpoint_step(path.name), path) for path in output_dir.iterdir())
     return sorted((step, path) for step, path in steps if step is not None)
-
-
-def _step_in_name(folder: Path) -> int | None:
-    match = re.fullmatch("checkpoint-(0|[1-9][0-9]*)", folder.name)
-    return int(match[1]) if match else None
 
 
 def has_manifest(folder: Path) -> bool:
@@ -161,7 +156,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     data = _read(path, problems)
     if data is None:
         raise DamagedCheckpoint(problems)
-    if problem := _manifest_problem(data, _step_in_name(folder)):
+    if problem := _manifest_problem(data, checkpoint_step(folder.name)):
         raise DamagedCheckpoint(f"{path}: {problem}")
     return json.loads(data)
 
@@ -222,7 +217,7 @@ def _is_entry(entry: Any) -> bool:
 
 def _is_ours(folder: Path) -> bool:
     """Whether this program may delete the folder: it wrote it there itself, and the manifest says so beyond doubt."""
-    if folder.is_symlink() or _step_in_name(folder) is None:
+    if folder.is_symlink() or checkpoint_step(folder.name) is None:
         return False
     try:
         _read_manifest(folder)
@@ -302,7 +297,7 @@ def clean_leftovers(output_dir: Path | str) -> list[str]:
 def _clean(path: Path) -> str:
     if path.is_dir() and not path.is_symlink():
         try:
-            target = path.with_name(f"checkpoint-{load(path).step}")
+            target = path.with_name(checkpoint_name(load(path).step))
         except DamagedCheckpoint:
             pass
         else:

@@ -13,8 +13,7 @@ from types import TracebackType
 
 from flux_db.console import say
 from flux_db.errors import UserError, unwritable
-
-LOCK_FILE = ".lock"
+from flux_db.output_folder import LOCK
 
 # A forked worker shares the parent's lock and would hold it after the parent's death, so children close it at once.
 _held: set[int] = set()
@@ -71,15 +70,15 @@ class OutputLock:
             self.output_dir.mkdir(parents=True, exist_ok=True)
             # the file is emptied, and through a link that would be another one
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            descriptor = os.open(self.output_dir / LOCK_FILE, flags, 0o644)
+            descriptor = os.open(self.output_dir / LOCK, flags, 0o644)
         except OSError as error:
-            if (self.output_dir / LOCK_FILE).is_symlink():
-                problem = f"--output_dir {self.output_dir}: its {LOCK_FILE} is a link; remove that"
+            if (self.output_dir / LOCK).is_symlink():
+                problem = f"--output_dir {self.output_dir}: its {LOCK} is a link; remove that"
                 raise UserError(problem) from error
             raise unwritable(f"--output_dir {self.output_dir}: cannot be written", error) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise UserError(f"--output_dir {self.output_dir}: its {LOCK_FILE} is not a file; remove that")
+            raise UserError(f"--output_dir {self.output_dir}: its {LOCK} is not a file; remove that")
         return descriptor
 
     def _lock(self, descriptor: int) -> None:

@@ -13,11 +13,10 @@ from tqdm import tqdm
 
 from flux_db.console import say
 from flux_db.line_file import LineFile
+from flux_db.output_folder import METRICS
 from flux_db.run.metrics_file import ROUND
 from flux_db.run.trackers import open_trackers
 from flux_db.settings.schema import Config
-
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

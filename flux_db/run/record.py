@@ -13,17 +13,18 @@ import yaml
 from flux_db import plain_yaml
 from flux_db.errors import UserError
 from flux_db.files import read_bytes, read_text
-from flux_db.report.charts import Point
-from flux_db.run.metrics_log import METRICS
+from flux_db.output_folder import CONFIG, METRICS
 from flux_db.run.sample_files import Round, read_rounds
 from flux_db.run.status import RunState, read_run_state
-
-CONFIG_NAME = "config.yaml"
 
 # A line has about 150 bytes, so that is more than a million steps.
 METRICS_LIMIT = 256 * 2**20
 # Beyond it a number is no measurement, and cannot be drawn either.
 LARGEST, SMALLEST = 1e30, 1e-30
+
+
+Point = tuple[float, float]
+"""Step and value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +67,13 @@ def read_run(folder: Path) -> RunFiles:
         raise UserError(f"{folder}: no such folder; give the --output_dir of a run")
     run = RunFiles(
         folder=folder,
-        settings=_read_settings(folder / CONFIG_NAME),
+        settings=_read_settings(folder / CONFIG),
         rows=tuple(_read_rows(folder / METRICS)),
         rounds=tuple(read_rounds(folder)),
         state=read_run_state(folder),
     )
     if not (run.settings or run.rows or run.rounds or run.state):
-        raise UserError(f"{folder}: no run in it: neither {CONFIG_NAME}, {METRICS} nor samples")
+        raise UserError(f"{folder}: no run in it: neither {CONFIG}, {METRICS} nor samples")
     return run
 
 

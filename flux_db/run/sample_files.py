@@ -12,9 +12,7 @@ from PIL import Image, PngImagePlugin
 
 from flux_db.atomic import write_png
 from flux_db.files import open_regular
-
-SAMPLES = "samples"
-GRID = "grid.png"
+from flux_db.output_folder import SAMPLES
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from flux_db.errors import UserError
-from flux_db.lora.lora_file import FILE_NAME
+from flux_db.output_folder import BEST_LORA, LORA_FILE
 from flux_db.run import checkpoint
 from flux_db.run.checkpoint import DamagedCheckpoint
 from flux_db.settings.resume_rules import GLOBAL_BATCH, LENGTH
 from flux_db.settings.schema import with_defaults
 from flux_db.weight_file import open_weights
 
-LORA, OPTIMIZER, STATE = FILE_NAME, "optimizer.safetensors", "state.json"
-BEST_NAME = "best_lora.safetensors"
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 # The global batch is computed with it.
 MOST_CARDS = 2**16
@@ -77,17 +76,17 @@ class SavedState:
 def read(folder: Path) -> SavedState:
     """A checkpoint with all it says; a DamagedCheckpoint names the file that must not be trained on."""
     found = checkpoint.load(folder)
-    if missing := [name for name in (LORA, OPTIMIZER, STATE) if name not in found.files]:
+    if missing := [name for name in (LORA_FILE, OPTIMIZER, STATE) if name not in found.files]:
         raise DamagedCheckpoint([f"{folder / name}: is missing" for name in missing])
-    for name in (LORA, OPTIMIZER):
+    for name in (LORA_FILE, OPTIMIZER):
         if problem := _tensor_problem(found.files[name]):
             raise DamagedCheckpoint(f"{folder / name}: {problem}")
     values = _read_json(folder / STATE, found.files[STATE])
     if problem := _state_problem(values, found.step):
         raise DamagedCheckpoint(f"{folder / STATE}: {problem}")
     best = Best(**values["best"]) if values.get("best") else None
-    if BEST_NAME in found.files and (problem := _best_problem(folder / BEST_NAME, best)):
-        raise DamagedCheckpoint(f"{folder / BEST_NAME}: {problem}")
+    if BEST_LORA in found.files and (problem := _best_problem(folder / BEST_LORA, best)):
+        raise DamagedCheckpoint(f"{folder / BEST_LORA}: {problem}")
     return SavedState(
         folder=folder,
         files=found.files,

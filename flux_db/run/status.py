@@ -10,8 +10,8 @@ from flux_db import __version__, atomic
 from flux_db.console import say
 from flux_db.errors import describe
 from flux_db.files import read_text
+from flux_db.output_folder import STATUS
 
-RUN_STATE = "train_state.json"
 SCHEMA = 1
 
 Status = Literal["running", "finished", "interrupted", "failed"]
@@ -45,7 +45,7 @@ def write_run_state(
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     state = RunState(status, step, good, message, now, f"flux_db {__version__}", SCHEMA)
     try:
-        atomic.write_file(Path(output_dir, RUN_STATE), (json.dumps(asdict(state), indent=2) + "\n").encode())
+        atomic.write_file(Path(output_dir, STATUS), (json.dumps(asdict(state), indent=2) + "\n").encode())
     except OSError as problem:
         say(f"warning: the run's status was not written: {describe(problem)}; the checkpoints are not affected")
 
@@ -53,6 +53,6 @@ def write_run_state(
 def read_run_state(output_dir: Path | str) -> RunState | None:
     """The state last written; None where there is none that this version can read."""
     try:
-        return RunState(**json.loads(read_text(Path(output_dir, RUN_STATE))))
+        return RunState(**json.loads(read_text(Path(output_dir, STATUS))))
     except (OSError, ValueError, TypeError, RecursionError):
         return None

@@ -18,7 +18,8 @@ from PIL import Image
 
 from flux_db.console import say
 from flux_db.errors import UserError, describe, is_full, leave_behind
-from flux_db.settings.schema import Config, shown_settings
+from flux_db.settings.derived import shown_settings
+from flux_db.settings.schema import Config
 
 PROJECT = "flux-db"
 

@@ -21,7 +21,6 @@ import yaml
 
 from flux_db import plain_yaml
 from flux_db.atomic import write_file
-from flux_db.check.values import check
 from flux_db.errors import UserError, did_you_mean
 from flux_db.files import read_file_or_pipe, text_problem
 from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict
@@ -106,7 +105,7 @@ class Given:
         return self.config
 
 
-def parse_config(argv: Sequence[str], *, checks: Sequence[Check] = (check,)) -> Config:
+def parse_config(argv: Sequence[str], *, checks: Sequence[Check] = ()) -> Config:
     """The checked settings of a run; `checks` run on them, and their problems are raised together with all others."""
     return read_config(argv).checked(*checks)
 

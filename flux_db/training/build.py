@@ -12,7 +12,7 @@ from mindspore.amp import DynamicLossScaler
 
 from flux_db.console import say, stage
 from flux_db.data.dataset import Dataset, total_steps
-from flux_db.model import adapter, flow, loading, model_folder, optim, sharding
+from flux_db.model import adapter, loading, model_folder, optim, sharding
 from flux_db.model.optim import FlatOptimizer
 from flux_db.model.runtime import Runtime
 from flux_db.settings.schema import Config
@@ -127,7 +127,7 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
     return StepSettings(
         sigmas=sigmas,
         timesteps=timesteps,
-        weights=flow.loss_weights(config.loss.weighting_scheme, sigmas),
+        weights=timesteps.loss_weights(config.loss.weighting_scheme, sigmas),
         vae_shift=vae.get("shift_factor") or 0.0,
         vae_scale=vae["scaling_factor"],
         guidance_scale=config.loss.guidance_scale if has_guidance else None,

@@ -8,12 +8,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from flux_db.atomic import write_png
+from flux_db.check.model import locate_checked
 from flux_db.console import printable, say, stage
-from flux_db.data import encode
-from flux_db.data.dataset import sound_class_pictures
+from flux_db.data import encode_cache
 from flux_db.data.pictures import Picture, find_pictures
+from flux_db.data.selection import sound_class_pictures
 from flux_db.errors import UserError
-from flux_db.model import loading, model_folder, runtime
+from flux_db.model import loading, runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings
 from flux_db.settings.schema import Config
 from flux_db.stream import Purpose
@@ -36,9 +37,9 @@ def generate(config: Config) -> None:
     device.barrier()  # all have looked before one writes
     if not numbers:
         return
-    model = model_folder.locate_checked(config)
-    cache = encode.open_cache(config, model)
-    prompt = encode.read(cache.prompt_file(config.data.class_prompt))
+    model = locate_checked(config)
+    cache = encode_cache.open_cache(config, model)
+    prompt = encode_cache.read(cache.prompt_file(config.data.class_prompt))
     if prompt is None:
         raise UserError("--class_prompt is not encoded yet; run python -m flux_db encode with the same flags first")
     with stage("Loading the transformer to draw class pictures"):

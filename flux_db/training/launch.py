@@ -24,7 +24,7 @@ from types import FrameType
 
 from flux_db import child
 from flux_db.console import say
-from flux_db.data.dataset import lacks_class_images
+from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
 from flux_db.interrupt import COMMAND, heeded
 from flux_db.settings.schema import Config

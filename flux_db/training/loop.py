@@ -23,11 +23,11 @@ from flux_db.interrupt import StopRequest, resume_command
 from flux_db.lora import trained_file
 from flux_db.model import adapter
 from flux_db.model.runtime import Runtime
+from flux_db.output_folder import BEST_LORA, CONFIG, LORA_FILE, METRICS, checkpoint_name
 from flux_db.report.run_page import write_report
 from flux_db.run import checkpoint, metrics_file, sample_files
-from flux_db.run.metrics_log import METRICS, Metrics, Reporter
-from flux_db.run.record import CONFIG_NAME
-from flux_db.run.saved_state import BEST_NAME, Best, lora_steps
+from flux_db.run.metrics_log import Metrics, Reporter
+from flux_db.run.saved_state import Best, lora_steps
 from flux_db.settings.command_line import lasting_flags
 from flux_db.settings.schema import Config, to_flat_dict
 from flux_db.training import sample_rounds, snapshot
@@ -235,7 +235,7 @@ class Trainer:
         best = self._is_trained() and is_lowest
         if best and self.config.validation.keep_best:
             try:
-                write_file(self.output / BEST_NAME, self._lora_file())
+                write_file(self.output / BEST_LORA, self._lora_file())
             except OSError as problem:
                 say(f"WARNING: the best LoRA was not saved: {describe(problem)}; training goes on")
                 best = False
@@ -258,8 +258,8 @@ class Trainer:
         if best is None or best.pictures != self.held_out.fingerprint:
             return None
         if keep and at_start:
-            write_file(self.output / BEST_NAME, self._lora_file())
-        return best if not keep or lora_steps(self.output / BEST_NAME) == best.step else None
+            write_file(self.output / BEST_LORA, self._lora_file())
+        return best if not keep or lora_steps(self.output / BEST_LORA) == best.step else None
 
     def _save(self) -> None:
         """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
@@ -267,8 +267,8 @@ class Trainer:
         if self.runtime.is_main:
             try:
                 files = snapshot.to_files(self.training, self.config, self.progress, self._about(), self.facts())
-                if self.best and lora_steps(self.output / BEST_NAME) == self.best.step:
-                    files[BEST_NAME] = (self.output / BEST_NAME).read_bytes()
+                if self.best and lora_steps(self.output / BEST_LORA) == self.best.step:
+                    files[BEST_LORA] = (self.output / BEST_LORA).read_bytes()
                 self.reporter.flush()
                 self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
                 self._prune()
@@ -313,7 +313,7 @@ class Trainer:
             )
         if not self.runtime.is_main:
             return
-        path = self.output / trained_file.FILE_NAME
+        path = self.output / LORA_FILE
         try:
             write_file(path, self._lora_file())
         except OSError as problem:
@@ -333,7 +333,7 @@ class Trainer:
         self.reporter.close()
         if self.runtime.is_main:
             say(f"Stopped after step {self.progress.step}; {self._saved()}. To go on:")
-            flags = lasting_flags(sys.argv[1:], lambda: self.output / CONFIG_NAME)
+            flags = lasting_flags(sys.argv[1:], lambda: self.output / CONFIG)
             say("  " + resume_command([sys.argv[0], *flags]))
         # the launcher ends all processes as soon as one has ended: not before the first has told everything
         self.runtime.barrier()
@@ -342,7 +342,7 @@ class Trainer:
         """Where the run can go on, in words: a full disk may have refused the last checkpoint."""
         if self.last_checkpoint is None:
             return "nothing was saved, the run will start anew"
-        if self.last_checkpoint.name != f"checkpoint-{self.progress.step}":
+        if self.last_checkpoint.name != checkpoint_name(self.progress.step):
             return f"it was not saved, the last good checkpoint is {self.last_checkpoint}"
         return f"saved as {self.last_checkpoint}"
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from flux_db import child
+from flux_db.check.model import locate_checked
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable, say
-from flux_db.data import encode
-from flux_db.data.dataset import Dataset, lacks_class_images, number_of_cards, read_dataset
-from flux_db.data.encode import Cache
+from flux_db.data import encode, encode_cache
+from flux_db.data.dataset import Dataset, number_of_cards, read_dataset
+from flux_db.data.encode_cache import Cache
+from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
-from flux_db.model.model_folder import fingerprint, locate_checked
+from flux_db.model.model_folder import fingerprint
 from flux_db.run import checkpoint
 from flux_db.settings.command_line import to_yaml
 from flux_db.settings.schema import Config
@@ -70,7 +72,7 @@ def prepare(config: Config, place: Place) -> Prepared:
         checkpoint.clean_leftovers(output)
     place.barrier()  # all ranks find the same checkpoints
     model = locate_checked(config)
-    cache = encode.open_cache(config, model)
+    cache = encode_cache.open_cache(config, model)
     dataset, warnings = read_dataset(config)
     warnings = [*setting_warnings(config), *warnings]
     if place.is_main:
@@ -123,7 +125,7 @@ def _run(command: str, config: Config) -> None:
 def encode_all(config: Config) -> None:
     """`python -m flux_db encode`: fill the cache in this process."""
     model = locate_checked(config)
-    cache = encode.open_cache(config, model)
+    cache = encode_cache.open_cache(config, model)
     dataset, _ = read_dataset(config)
     work = encode.missing(config, cache, dataset)
     if work:

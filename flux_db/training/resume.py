@@ -19,14 +19,15 @@ from flux_db.console import say
 from flux_db.data.dataset import Dataset, total_steps
 from flux_db.errors import UserError
 from flux_db.files import read_text
-from flux_db.run import checkpoint, earlier, metrics_file, sample_files, saved_state
+from flux_db.output_folder import BEST_LORA, CONFIG, LORA_FILE, METRICS, checkpoint_name
+from flux_db.run import checkpoint, metrics_file, sample_files, saved_state
 from flux_db.run.metrics_file import Row
-from flux_db.run.metrics_log import METRICS
-from flux_db.run.record import CONFIG_NAME
-from flux_db.run.saved_state import BEST_NAME, LORA, Progress, SavedState
+from flux_db.run.saved_state import Progress, SavedState
 from flux_db.settings import resume_rules
 from flux_db.settings.command_line import to_yaml
-from flux_db.settings.schema import Config, global_batch, to_flat_dict, validation_prompts, with_defaults
+from flux_db.settings.derived import global_batch, validation_prompts
+from flux_db.settings.schema import Config, to_flat_dict, with_defaults
+from flux_db.training import earlier
 
 # Settings of how and where a run is started. With all others the same, it makes the same files.
 STARTING = ("resume_from_checkpoint", "allow_changed", "output_dir", "encode_cache_dir")
@@ -72,7 +73,7 @@ def find_start(config: Config, dataset: Dataset, fingerprints: dict[str, str], c
         return Start(fingerprints=fingerprints)
     saved = _latest(output) if wanted == "latest" else saved_state.read(Path(wanted))
     if saved is None:
-        return Start(fingerprints=fingerprints, repeats=_is_repeated(_read_settings(output / CONFIG_NAME), config))
+        return Start(fingerprints=fingerprints, repeats=_is_repeated(_read_settings(output / CONFIG), config))
     cards = cards or saved.world_size
     compared = {name: saved.fingerprints.get(name, resume_rules.ABSENT) for name in fingerprints}
     found = resume_rules.changed_settings(
@@ -110,7 +111,9 @@ def _latest(output: Path) -> SavedState | None:
 
 def _unfit(saved: SavedState, config: Config) -> dict[str, str]:
     """Settings with which the checkpoint's LoRA weights do not fit this run, and why."""
-    down = {n: v.shape[0] for n, v in load(saved.files[LORA]).items() if n.endswith(".lora_A.weight") and v.ndim == 2}
+    down = {
+        n: v.shape[0] for n, v in load(saved.files[LORA_FILE]).items() if n.endswith(".lora_A.weight") and v.ndim == 2
+    }
     modules = [name.removesuffix(".lora_A.weight") for name in down]
     layers = config.lora.layers
     reasons = {}
@@ -163,11 +166,11 @@ def take_over(config: Config, start: Start, *, round_due: bool) -> Ground:
         rows = metrics_file.without_round(rows, step)
         sample_files.forget(output, step)
     metrics_file.write(output / METRICS, rows)
-    write_file(output / CONFIG_NAME, to_yaml(config).encode())
+    write_file(output / CONFIG, to_yaml(config).encode())
     if saved is None:
         return Ground(None, done)
-    if config.validation.keep_best and BEST_NAME in saved.files:
-        write_file(output / BEST_NAME, saved.files[BEST_NAME])
+    if config.validation.keep_best and BEST_LORA in saved.files:
+        write_file(output / BEST_LORA, saved.files[BEST_LORA])
     return Ground(_adopt(output, saved), done)
 
 
@@ -175,7 +178,7 @@ def _is_own(output: Path, start: Start) -> bool:
     """Whether what the folder holds up to the start step is this run's own past."""
     if start.saved is None:
         return start.repeats
-    place = output / f"checkpoint-{start.progress.step}"
+    place = output / checkpoint_name(start.progress.step)
     if place.exists():
         return checkpoint.is_same(place, start.saved.folder)
     return start.saved.folder.resolve().parent == output.resolve()
@@ -209,7 +212,7 @@ def _complete_round(config: Config, rows: list[Row], step: int) -> Row | None:
 
 def _adopt(output: Path, saved: SavedState) -> Path:
     """The checkpoint under its name in the output folder, where `latest` finds it."""
-    place = output / f"checkpoint-{saved.progress.step}"
+    place = output / checkpoint_name(saved.progress.step)
     if checkpoint.is_same(place, saved.folder):
         return place
     try:

@@ -7,18 +7,17 @@ from pathlib import Path
 from flux_db.console import say
 from flux_db.data.batches import BatchSource
 from flux_db.data.dataset import Dataset
-from flux_db.data.encode import Cache
+from flux_db.data.encode_cache import Cache
 from flux_db.interrupt import StopRequest
-from flux_db.lora.trained_file import FILE_NAME
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Sampler
+from flux_db.output_folder import BEST_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
 from flux_db.report import hub, model_card
-from flux_db.report.run_page import REPORT
 from flux_db.report.thumbnails import store_training_pictures
-from flux_db.run import sample_files
-from flux_db.run.metrics_log import METRICS, Reporter
-from flux_db.run.saved_state import BEST_NAME, Progress
-from flux_db.settings.schema import Config, validation_prompts
+from flux_db.run.metrics_log import Reporter
+from flux_db.run.saved_state import Progress
+from flux_db.settings.derived import validation_prompts
+from flux_db.settings.schema import Config
 from flux_db.training import sample_rounds, snapshot
 from flux_db.training.build import Training, build, step_settings
 from flux_db.training.loop import Trainer, TrainingFailed
@@ -100,10 +99,10 @@ def _push(config: Config, stop: StopRequest) -> int:
 def _tell_results(config: Config) -> None:
     output = Path(config.output.output_dir)
     places = {
-        "LoRA": output / FILE_NAME,
-        "samples": output / sample_files.SAMPLES / sample_files.GRID,
-        "best": output / BEST_NAME,
-        "card": output / model_card.FILE_NAME,
+        "LoRA": output / LORA_FILE,
+        "samples": output / SAMPLES / GRID,
+        "best": output / BEST_LORA,
+        "card": output / MODEL_CARD,
         "metrics": output / METRICS,
         "report": output / REPORT,
     }

@@ -11,15 +11,16 @@ from PIL import Image
 
 from flux_db.atomic import write_png
 from flux_db.console import say, stage
-from flux_db.data import encode
-from flux_db.data.encode import Cache
+from flux_db.data.encode_cache import Cache
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings, grid, to_picture
+from flux_db.output_folder import GRID, SAMPLES
 from flux_db.report.sample_sheet import sample_sheet
 from flux_db.run import sample_files
 from flux_db.run.metrics_file import ROUND_FAILED
 from flux_db.run.metrics_log import Reporter
-from flux_db.settings.schema import Config, validation_prompts, validation_size
+from flux_db.settings.derived import validation_prompts, validation_size
+from flux_db.settings.schema import Config
 
 
 def steps_between(config: Config, pictures: int, global_batch: int) -> int | None:
@@ -54,7 +55,7 @@ class Validator:
         pairs = [(p, n) for p in validation_prompts(config) for n in range(validation.num_validation_images)]
         self.prompts = [prompt for prompt, _ in pairs]
         self.requests = [
-            Request(**encode.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
+            Request(**cache.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
             for prompt, number in pairs
         ]
         height, width = validation_size(config)
@@ -106,7 +107,7 @@ class Validator:
         rounds = sample_files.read_rounds(self.output)
         if not rounds:
             return
-        write_png(self.output / sample_files.SAMPLES / sample_files.GRID, sample_sheet(rounds))
+        write_png(self.output / SAMPLES / GRID, sample_sheet(rounds))
         latest = [round_ for round_ in rounds if round_.step == step]
         if latest:
             pictures = [Image.open(picture.path).convert("RGB") for picture in latest[0].pictures]

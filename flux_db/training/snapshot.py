@@ -15,8 +15,9 @@ from safetensors.numpy import load, save
 from flux_db.errors import UserError
 from flux_db.lora import trained_file
 from flux_db.model import adapter
+from flux_db.output_folder import LORA_FILE
 from flux_db.run.checkpoint import DamagedCheckpoint
-from flux_db.run.saved_state import LORA, OPTIMIZER, STATE, Progress, SavedState
+from flux_db.run.saved_state import OPTIMIZER, STATE, Progress, SavedState
 from flux_db.settings.schema import Config
 from flux_db.training.build import Training
 
@@ -36,7 +37,7 @@ def to_files(
     moments = {name: p.asnumpy().copy() for name, p in training.optimizer.state().items()}
     state = {**asdict(progress), "loss_scale": _scale(training), **about}
     return {
-        LORA: trained_file.lora_file(weights, config, facts),
+        LORA_FILE: trained_file.lora_file(weights, config, facts),
         OPTIMIZER: save(moments),
         STATE: (json.dumps(state, indent=2, sort_keys=True) + "\n").encode(),
     }
@@ -55,9 +56,9 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
     With another optimizer than the checkpoint's only the weights are taken.
     """
     try:
-        adapter.load_state_dict(training.transformer, load(saved.files[LORA]))
+        adapter.load_state_dict(training.transformer, load(saved.files[LORA_FILE]))
     except UserError as error:
-        raise DamagedCheckpoint([f"{saved.folder / LORA}: {problem}" for problem in error.problems]) from None
+        raise DamagedCheckpoint([f"{saved.folder / LORA_FILE}: {problem}" for problem in error.problems]) from None
     if saved.config["optimizer"] == config.optim.optimizer:
         _restore_moments(saved, training)
     else:

@@ -12,9 +12,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from flux_db.console import say, stage
-from flux_db.data import encode
+from flux_db.data import encode_cache, timesteps
 from flux_db.data.dataset import Dataset, Sample
-from flux_db.data.encode import Cache
+from flux_db.data.encode_cache import Cache
 from flux_db.model import flow
 from flux_db.model.runtime import Runtime
 from flux_db.run.metrics_file import Row
@@ -70,7 +70,7 @@ class HeldOut:
         # a transformer spread over the ranks needs all of them for every forward
         self.even = config.runtime.shard_base
         self.loss = FlowLoss(transformer, settings)
-        timesteps = [flow.timestep_index((i + 0.5) / LEVELS, len(settings.sigmas)) for i in range(LEVELS)]
+        timesteps = [timesteps.timestep_index((i + 0.5) / LEVELS, len(settings.sigmas)) for i in range(LEVELS)]
         self.evaluations = [(sample, index) for sample in dataset.held_out for index in timesteps]
         self.compiled = not runtime.is_main  # the other ranks say nothing
         about = [config.data.resolution, self.seed, settings.guidance_scale, timesteps]
@@ -97,8 +97,8 @@ class HeldOut:
         return float(self.runtime.sum(losses).astype(np.float64).mean())
 
     def _one(self, sample: Sample, index: int) -> float:
-        moments = encode.read(self.cache.picture_file(sample, False))["moments"]
-        prompt = encode.read(self.cache.prompt_file(sample.prompt))
+        moments = encode_cache.read(self.cache.picture_file(sample, False))["moments"]
+        prompt = encode_cache.read(self.cache.prompt_file(sample.prompt))
         channels, height, width = moments.shape[0] // 2, *moments.shape[1:]
         # keyed by content: a new picture changes no other's noise
         rng = generator(self.seed, int(sample.picture.digest[:15], 16), Purpose.VALIDATION, lane=index)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from world import PROMPT, metrics, train
 
-from flux_db.data import batches, encode
+from flux_db.data import batches, encode_cache
 from flux_db.lora import convert, lora_file
 from flux_db.model import adapter, flow, loading
 from flux_db.model.sampler import Request, Sampler, SampleSettings
@@ -103,7 +103,7 @@ def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
 
 
 def picture_request(world, config, model):
-    prompt = encode.read(encode.open_cache(config, model).prompt_file(PROMPT))
+    prompt = encode_cache.read(encode_cache.open_cache(config, model).prompt_file(PROMPT))
     return Request(**prompt, seed=5, number=0)
 
 

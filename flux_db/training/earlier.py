@@ -11,19 +11,29 @@ from pathlib import Path
 from flux_db import atomic
 from flux_db.console import say
 from flux_db.files import read_text
-from flux_db.report import model_card, thumbnails
-from flux_db.report.run_page import REPORT
+from flux_db.output_folder import (
+    BEST_LORA,
+    CONFIG,
+    GRID,
+    LORA_FILE,
+    METRICS,
+    MODEL_CARD,
+    REPORT,
+    SAMPLES,
+    STATUS,
+    THUMBNAIL_INDEX,
+    THUMBNAILS,
+    earlier_name,
+)
+from flux_db.report import model_card
 from flux_db.report.sample_sheet import sample_sheet
 from flux_db.run import checkpoint, metrics_file, sample_files
-from flux_db.run.metrics_log import METRICS
-from flux_db.run.record import CONFIG_NAME
-from flux_db.run.saved_state import BEST_NAME, LORA, lora_steps
-from flux_db.run.status import RUN_STATE
+from flux_db.run.saved_state import lora_steps
 
 # What a run makes in its output folder, besides checkpoints, samples and thumbnails.
 # The cache, the logs and what `check` writes belong to no run.
-RESULTS = (METRICS, LORA, BEST_NAME)
-ACCOUNTS = (CONFIG_NAME, RUN_STATE, REPORT, model_card.FILE_NAME)
+RESULTS = (METRICS, LORA_FILE, BEST_LORA)
+ACCOUNTS = (CONFIG, STATUS, REPORT, MODEL_CARD)
 """They tell of the results, and are set aside with them only."""
 
 
@@ -31,26 +41,26 @@ def set_aside_all(output: Path) -> Path | None:
     """Move everything that a run left; returns where to, or None if there was nothing to keep."""
     checkpoints = list(_checkpoints_after(output, -1))
     results = [path for name in RESULTS if _has_content(path := output / name)]
-    samples = [output / sample_files.SAMPLES] if any(sample_files.folders_after(output, -1)) else []
+    samples = [output / SAMPLES] if any(sample_files.folders_after(output, -1)) else []
     if not (checkpoints or results or samples):
         return None
     accounts = [path for name in ACCOUNTS if _is_own_file(path := output / name)]
-    thumbs = output / thumbnails.FOLDER
-    folders = [*samples, thumbs] if (thumbs / thumbnails.INDEX).is_file() else samples
+    thumbs = output / THUMBNAILS
+    folders = [*samples, thumbs] if (thumbs / THUMBNAIL_INDEX).is_file() else samples
     # checkpoints last: after a crash in between, the rest is still known as a run
     return _move(output, [*accounts, *results, *folders, *checkpoints])
 
 
 def set_aside_after(output: Path, step: int) -> Path | None:
     """Move what lies beyond a step; metrics and settings are copied whole. Returns where to, or None for nothing."""
-    loras = [path for name in (LORA, BEST_NAME) if _is_lora_after(path := output / name, step)]
-    accounts = [output / name for name in (RUN_STATE, REPORT, model_card.FILE_NAME)] if output / LORA in loras else []
+    loras = [path for name in (LORA_FILE, BEST_LORA) if _is_lora_after(path := output / name, step)]
+    accounts = [output / name for name in (STATUS, REPORT, MODEL_CARD)] if output / LORA_FILE in loras else []
     rounds = list(sample_files.folders_after(output, step))
     checkpoints = list(_checkpoints_after(output, step))
     rows = metrics_file.read(output / METRICS)
     if not (loras or rounds or checkpoints or len(metrics_file.up_to(rows, step)) < len(rows)):
         return None
-    copies = [path for name in (METRICS, CONFIG_NAME) if (path := output / name).is_file()]
+    copies = [path for name in (METRICS, CONFIG) if (path := output / name).is_file()]
     target = _move(output, [*filter(_is_own_file, accounts), *loras, *rounds, *checkpoints], copies)
     if rounds:
         _redraw_grid(output)
@@ -59,27 +69,27 @@ def set_aside_after(output: Path, step: int) -> Path | None:
 
 def has_results_after(output: Path, step: int) -> bool:
     """Whether a checkpoint or a finished LoRA lies beyond a step."""
-    return any(_checkpoints_after(output, step)) or _is_lora_after(output / LORA, step)
+    return any(_checkpoints_after(output, step)) or _is_lora_after(output / LORA_FILE, step)
 
 
 def drop_after(output: Path, step: int) -> None:
     """Remove samples and best LoRA of steps that the run takes again, and with the same settings makes again."""
     if sample_files.forget_after(output, step):
         _redraw_grid(output)
-    if _is_lora_after(output / BEST_NAME, step):
-        (output / BEST_NAME).unlink()
+    if _is_lora_after(output / BEST_LORA, step):
+        (output / BEST_LORA).unlink()
 
 
 def clean_folders(output: Path) -> None:
     """Remove unfinished files of a dead run below the output folder; beside its checkpoints they are gone already."""
-    folders = (output / sample_files.SAMPLES, output / thumbnails.FOLDER)
+    folders = (output / SAMPLES, output / THUMBNAILS)
     for folder in (*folders, *sample_files.folders_after(output, -1)):
         for path in atomic.leftovers(folder):
             atomic.remove_leftover(path)
 
 
 def _redraw_grid(output: Path) -> None:
-    path = output / sample_files.SAMPLES / sample_files.GRID
+    path = output / SAMPLES / GRID
     try:
         if rounds := sample_files.read_rounds(output):
             atomic.write_png(path, sample_sheet(rounds))
@@ -90,7 +100,7 @@ def _redraw_grid(output: Path) -> None:
 
 
 def _move(output: Path, paths: Sequence[Path], copies: Sequence[Path] = ()) -> Path:
-    target = next(p for n in itertools.count(1) if not os.path.lexists(p := output / f"earlier-{n}"))
+    target = next(p for n in itertools.count(1) if not os.path.lexists(p := output / earlier_name(n)))
     target.mkdir()
     for path in copies:
         atomic.write_file(target / path.name, path.read_bytes())
@@ -122,7 +132,7 @@ def _has_content(path: Path) -> bool:
 
 def _is_own_file(path: Path) -> bool:
     """A card may be somebody else's, and then stays."""
-    if path.name != model_card.FILE_NAME:
+    if path.name != MODEL_CARD:
         return path.is_file()
     with contextlib.suppress(OSError, ValueError):
         return model_card.MARK in read_text(path)

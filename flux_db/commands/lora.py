@@ -1,27 +1,28 @@
-"""`python -m flux_db` commands around finished LoRA files."""
+"""Commands around finished LoRA files."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from flux_db.atomic import write_file
+from flux_db.commands.command import Command
 from flux_db.console import printable
 from flux_db.errors import RunError, UserError, unwritable
 
 
-def export(argv: list[str]) -> None:
+def export_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("lora", help="LoRA file of diffusers, peft, kohya, ComfyUI or OneTrainer; or its folder")
+    parser.add_argument("--format", required=True, choices=["diffusers", "kohya", "comfyui"], help="what to write")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="file to write")
+
+
+def export(arguments: argparse.Namespace) -> None:
     """Convert a LoRA file to the format of another program."""
     from flux_db.lora import convert, lora_file
     from flux_db.weight_file import to_bytes
 
-    parser = argparse.ArgumentParser(prog="python -m flux_db export", description=export.__doc__)
-    parser.add_argument("lora", help="LoRA file of diffusers, peft, kohya, ComfyUI or OneTrainer; or its folder")
-    parser.add_argument("--format", required=True, choices=["diffusers", "kohya", "comfyui"], help="what to write")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="file to write")
-    arguments = parser.parse_args(argv)
     source = lora_file.read(arguments.lora)
     output = _new_file(arguments.output)
     data = to_bytes(*convert.convert(source, arguments.format))
@@ -32,32 +33,36 @@ def export(argv: list[str]) -> None:
     print(printable(str(output)))
 
 
-def info(argv: list[str]) -> None:
-    """Tell what a LoRA file is: format, rank, alpha, layers, strength, metadata."""
+def info_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("lora", help="LoRA file, or its folder")
+
+
+def info(arguments: argparse.Namespace) -> None:
+    """Describe a LoRA file: format, rank, alpha, layers, strength, metadata."""
     from flux_db.lora import describe
 
-    parser = argparse.ArgumentParser(prog="python -m flux_db info", description=info.__doc__)
-    parser.add_argument("lora", help="LoRA file, or its folder")
-    print(describe.describe(parser.parse_args(argv).lora))
+    print(describe.describe(arguments.lora))
 
 
-def fuse(argv: list[str]) -> None:
-    """Write a model folder with a LoRA merged into its transformer."""
-    from flux_db.lora import merge as merging
+def fuse_flags(parser: argparse.ArgumentParser) -> None:
+    from flux_db.lora.merge import finite
 
-    parser = argparse.ArgumentParser(
-        prog="python -m flux_db fuse",
-        description=f"{fuse.__doc__} The weights keep their type and files; parts that do not change are hard links to "
-        "the model's files where that is possible.",
-    )
     parser.add_argument("model", type=Path, help="folder of a FLUX.1 model in diffusers layout")
     parser.add_argument("lora", type=Path, help="LoRA file of any format, or its folder")
-    parser.add_argument("--scale", type=merging.finite, default=1.0, help="strength of the LoRA (default: 1)")
+    parser.add_argument("--scale", type=finite, default=1.0, help="strength of the LoRA (default: 1)")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder to write")
-    arguments = parser.parse_args(argv)
+
+
+def fuse(arguments: argparse.Namespace) -> None:
+    """Write a model folder with a LoRA merged into its transformer.
+
+    The weights keep their type and files; parts that do not change are hard links to the model's files where that is
+    possible."""
+    from flux_db.lora import merge
+
     if not arguments.model.is_dir():
         raise UserError(f"{arguments.model}: no such folder; give the folder of a FLUX.1 model")
-    merging.fuse(arguments.model, [merging.Weighted(arguments.lora, arguments.scale)], arguments.output)
+    merge.fuse(arguments.model, [merge.Weighted(arguments.lora, arguments.scale)], arguments.output)
     print(printable(str(arguments.output)))
 
 
@@ -81,18 +86,18 @@ def encode_prompts(argv: list[str]) -> None:
     drawing.encode_prompts(order)
 
 
-def push(argv: list[str]) -> None:
-    """Upload a finished run to the Hugging Face hub, as --push_to_hub does after training."""
-    from flux_db.report import hub
-
-    parser = argparse.ArgumentParser(
-        prog="python -m flux_db push",
-        description=f"{push.__doc__} The token is that of hf auth login, or HF_TOKEN.",
-    )
+def push_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="--output_dir of the run")
     parser.add_argument("--hub_model_id", required=True, metavar="OWNER/NAME", help="where to upload to")
     parser.add_argument("--hub_private", action=argparse.BooleanOptionalAction, default=True, help="default: private")
-    arguments = parser.parse_args(argv)
+
+
+def push(arguments: argparse.Namespace) -> None:
+    """Upload a finished run to the Hugging Face hub, as --push_to_hub does after training.
+
+    The token is that of hf auth login, or HF_TOKEN."""
+    from flux_db.report import hub
+
     output = hub.find_run(arguments.folder)
     try:
         print(hub.push(output, arguments.hub_model_id, private=arguments.hub_private))
@@ -110,11 +115,11 @@ def _new_file(path: Path) -> Path:
     return path
 
 
-COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
-    "generate": generate,
-    "encode-prompts": encode_prompts,
-    "info": info,
-    "export": export,
-    "fuse": fuse,
-    "push": push,
+COMMANDS = {
+    "generate": Command(generate),
+    "encode-prompts": Command(encode_prompts),
+    "info": Command(info, info_flags),
+    "export": Command(export, export_flags),
+    "fuse": Command(fuse, fuse_flags),
+    "push": Command(push, push_flags),
 }

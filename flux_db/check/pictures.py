@@ -1,0 +1,105 @@
+"""Problems with the pictures, found before any model is loaded."""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+from pathlib import Path
+
+from flux_db.check import folders
+from flux_db.check.values import MOST_STEPS, check
+from flux_db.data import buckets
+from flux_db.data.dataset import choose_sizes, number_of_cards
+from flux_db.data.draw_order import Order
+from flux_db.data.pictures import Inspection, find_pictures, inspect_pictures
+from flux_db.data.selection import (
+    Survey,
+    find_subject,
+    held_out_pictures,
+    held_out_place,
+    masks_in_use,
+    trained_pictures,
+    warn_below,
+)
+from flux_db.errors import UserError
+from flux_db.settings.derived import global_batch
+from flux_db.settings.schema import Config
+
+# By repeats. More in an epoch help nobody, and each has its place in memory.
+MOST_SAMPLES = 1_000_000
+
+
+def check_pictures(config: Config) -> list[str]:
+    """Problems with the pictures; looked for before any model is loaded."""
+    return survey(config).problems
+
+
+def survey(config: Config) -> Survey:
+    data = config.data
+    if (data.instance_data_dir is None) == (data.dataset_name is None) or folders.problems(config):
+        return Survey(None, None, [])  # told already: exactly one is needed, and apart from all other folders
+    found = subject = None
+    try:
+        found = find_subject(config)
+        subject = inspect_pictures(found, warn_below(config))
+        problems = [*subject.problems, *masks_in_use(config, found.folder, subject.pictures).problems]
+    except UserError as error:
+        problems = list(error.problems)
+    if found and data.dataset_name is None:
+        problems += folders.strays(config, "instance_data_dir", (s.path for s in found.sources))
+    if data.with_prior_preservation and data.class_data_dir:
+        # damaged class pictures are replaced, and missing ones made: only captions could stop the run
+        classes = find_pictures(Path(data.class_data_dir), may_be_empty=True)
+        strays = folders.strays(config, "class_data_dir", (s.path for s in classes.sources))
+        problems += [f"--class_data_dir: {problem}" for problem in (*classes.problems, *strays)]
+    if not problems:
+        problems += _held_out_problems(config, subject)
+    if not problems and not check(config):
+        problems += _length_problems(config, subject)
+    flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
+    return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
+
+
+def _held_out_problems(config: Config, subject: Inspection) -> list[str]:
+    """Problems with the pictures of the validation loss."""
+    folder, share = config.validation.validation_data_dir, config.validation.validation_share
+    if folder is not None:
+        # that the folder is missing, the check of the settings has told
+        seen = held_out_pictures(config, subject) if os.path.isdir(folder) else Inspection((), (), ())
+        problems = [*seen.problems, *folders.strays(config, "validation_data_dir", (p.path for p in seen.pictures))]
+        return [p if p.startswith("--") else f"--validation_data_dir: {p}" for p in problems]
+    places = sorted(held_out_place(picture) for picture in subject.pictures)
+    if share > 0 and places[0] >= share:
+        smallest = math.ceil(places[0] * 1000 + 1e-6) / 1000
+        hint = f"{smallest} holds out one" if smallest < 1 and places[-1] >= smallest else "use --validation_data_dir"
+        return [f"--validation_share {share}: holds out none of the {len(places)} pictures; {hint}"]
+    if share > 0 and places[-1] < share:
+        return [f"--validation_share {share}: holds out all {len(places)} pictures; nothing is left to train on"]
+    return []
+
+
+def _length_problems(config: Config, subject: Inspection) -> list[str]:
+    """Problems with the number of samples and steps, which without the pictures cannot be known."""
+    optim, repeats = config.optim, config.data.repeats
+    trained = trained_pictures(config, subject)
+    if repeats > 1 and repeats * len(trained) > MOST_SAMPLES:
+        return [
+            f"--repeats {repeats}: makes {repeats * len(trained)} samples of the {len(trained)} pictures; at most"
+            f" {MOST_SAMPLES} are possible"
+        ]
+    if optim.max_train_steps is not None:
+        return []
+    sizes = choose_sizes(config, trained)
+    counts = collections.Counter(buckets.nearest(p.size[::-1], sizes) for p in trained)
+    groups = tuple(tuple(range(count * repeats)) for count in counts.values())
+    batch = global_batch(config, number_of_cards())
+    steps = Order(seed=config.output.seed, global_batch=batch, groups=groups).steps(optim.num_train_epochs)
+    if steps > MOST_STEPS:
+        return [f"--num_train_epochs {optim.num_train_epochs}: makes {steps} steps; at most {MOST_STEPS} are possible"]
+    if optim.lr_warmup_steps > steps:
+        return [
+            f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --num_train_epochs"
+            f" {optim.num_train_epochs}, which has {steps} steps; shorten the warm-up"
+        ]
+    return []

@@ -1,0 +1,63 @@
+"""Commands that look at finished runs, and at the machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flux_db.atomic import write_file
+from flux_db.commands.command import Command
+from flux_db.errors import UserError
+
+
+def report_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", type=Path, nargs="+", metavar="OUT", help="output folder of a run, finished or not")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="default: report.html in OUT, or comparison.html"
+    )
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Write the report of a run, or compare several runs on one page."""
+    from flux_db.output_folder import REPORT
+    from flux_db.report.comparison_page import render_comparison
+    from flux_db.report.run_page import render
+    from flux_db.run.record import read_run
+
+    runs = [read_run(folder) for folder in arguments.runs]
+    if len(runs) == 1:
+        text, path = render(runs[0]), arguments.output or runs[0].folder / REPORT
+    else:
+        text, path = render_comparison(runs), arguments.output or Path("comparison.html")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: there is no folder {path.parent}; make it first")
+    write_file(path, text.encode())
+    print(path)
+
+
+def selftest_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "Ascend", "CPU"], default="auto", help="default: auto")
+    parser.add_argument(
+        "--mixed_precision", choices=["no", "fp16", "bf16"], help="default: bf16 on Ascend, no on the CPU"
+    )
+
+
+def selftest(arguments: argparse.Namespace) -> int:
+    """Compare this machine's results with those of diffusers on torch.
+
+    Prints a table; the exit code is 0 if everything is within its tolerance, otherwise 1. Takes one to two minutes,
+    most of it for compiling."""
+    from flux_db.parity import golden
+
+    golden.read()  # reports what is missing before MindSpore starts
+    from flux_db.model import runtime
+    from flux_db.parity import compare
+    from flux_db.settings.schema import RuntimeConfig
+
+    device, _ = runtime.choose_device(arguments.device)
+    precision = arguments.mixed_precision or ("bf16" if device == "Ascend" else "no")
+    machine = runtime.start(RuntimeConfig(device=arguments.device, mixed_precision=precision))
+    return compare.run(machine, precision)
+
+
+COMMANDS = {"report": Command(report, report_flags), "selftest": Command(selftest, selftest_flags)}

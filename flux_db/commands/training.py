@@ -1,0 +1,87 @@
+"""Commands around a training run. Those without flags of their own take the trainer's."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flux_db.check.files import check_files
+from flux_db.check.pictures import check_pictures
+from flux_db.check.values import check
+from flux_db.commands.command import Command
+from flux_db.settings.command_line import lasting_flags, parse_config, store_config
+
+
+def check_run(argv: list[str]) -> int:
+    """Report what a run would do: pictures, problems, steps, contact sheet; takes the trainer's flags."""
+    from flux_db.check.dry_run import run
+
+    return run(argv)
+
+
+def prepare(argv: list[str]) -> None:
+    """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
+    config = parse_config(argv, checks=(check, check_files, check_pictures))
+    from flux_db.run.lock import OutputLock
+    from flux_db.training import prepare
+
+    with OutputLock(config.output.output_dir):
+        prepare.prepare(config, prepare.Alone())
+
+
+def encode(argv: list[str]) -> None:
+    """Encode prompts and pictures into the cache; takes the trainer's flags."""
+    config = parse_config(argv, checks=(check, check_files))
+    from flux_db.training.prepare import encode_all
+
+    encode_all(config)
+
+
+def class_images(argv: list[str]) -> None:
+    """Draw the class pictures that prior preservation lacks; takes the trainer's flags."""
+    config = parse_config(argv, checks=(check, check_files))
+    from flux_db.training.prepare import make_class_images
+
+    make_class_images(config)
+
+
+def launch(argv: list[str]) -> int:
+    """Prepare, then train on several devices under msrun; what scripts/train_multi.sh calls."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flux_db launch",
+        description=launch.__doc__,
+        usage="%(prog)s --devices N [options] -- FLAGS OF THE TRAINER",
+    )
+    parser.add_argument(
+        "--devices", "--cards", type=int, required=True, help="devices on each server, one process for each"
+    )
+    parser.add_argument("--port", type=int, help="of the scheduler (default: a free one; 8118 on several servers)")
+    parser.add_argument("--log_dir", type=Path, help="default: logs in --output_dir")
+    parser.add_argument("--nodes", type=int, default=1, help="servers (default: 1)")
+    parser.add_argument("--node_rank", type=int, default=0, help="number of this server, from 0 (default: 0)")
+    parser.add_argument("--master_addr", default="127.0.0.1", help="address of the first server")
+    arguments = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
+    flags = argv[argv.index("--") + 1 :] if "--" in argv else []
+    from flux_db.training import launch as launcher
+
+    config = parse_config(flags, checks=(check, check_files))
+    log_dir = arguments.log_dir or Path(config.output.output_dir, config.output.logging_dir)
+    # the workers cannot read a pipe again
+    flags = lasting_flags(flags, lambda: store_config(config, log_dir))
+    where = launcher.Cards(
+        cards=arguments.devices,
+        nodes=arguments.nodes,
+        node_rank=arguments.node_rank,
+        master_addr=arguments.master_addr,
+        port=arguments.port,
+    )
+    return launcher.launch(config, flags, where, log_dir)
+
+
+COMMANDS = {
+    "check": Command(check_run),
+    "prepare": Command(prepare),
+    "encode": Command(encode),
+    "class-images": Command(class_images),
+    "launch": Command(launch),
+}
