@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     from flux_db.check.dry_run import tell
     from flux_db.check.files import check_files
     from flux_db.check.pictures import check_pictures
-    from flux_db.check.values import check
+    from flux_db.check.values import check_values
     from flux_db.report.hub import check_hub
     from flux_db.run.lock import OutputLock, is_first_process
     from flux_db.settings.command_line import read_config
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     given = read_config(argv)
     if given.config.output.dry_run:
         return tell(given)
-    config = given.checked(check, check_files, check_pictures, check_hub)
+    config = given.checked(check_values, check_files, check_pictures, check_hub)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         # Only now: a mistake in the settings is told within a second, without MindSpore
         from flux_db.model import runtime

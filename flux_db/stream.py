@@ -1,7 +1,7 @@
-"""Which sample, which noise, which timestep: pure functions of the seed and a position in the endless sample stream.
+"""Which example, which noise, which timestep: pure functions of the seed and a position in the endless example stream.
 
-There is no state to save. Position k is the k-th sample that the run trains on, counted over all cards and
-accumulation steps, so that the same seed sees the same samples however a batch is dealt.
+There is no state to save. Position k is the k-th example that the run trains on, counted over all devices and
+accumulation steps, so that the same seed sees the same examples however a batch is dealt.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Purpose(IntEnum):
     VALIDATION = 20
 
 
-def generator(seed: int, position: int, purpose: Purpose, lane: int = 0) -> np.random.Generator:
-    """The random numbers of one purpose at one position; `lane` tells instance (0) and class (1) samples apart."""
-    return np.random.Generator(np.random.Philox(key=[seed, position], counter=[0, 0, lane, int(purpose)]))
+def generator(seed: int, position: int, purpose: Purpose, stream_id: int = 0) -> np.random.Generator:
+    """The random numbers of one purpose at one position; `stream_id` is 0 for the subject and 1 for the class."""
+    return np.random.Generator(np.random.Philox(key=[seed, position], counter=[0, 0, stream_id, int(purpose)]))
 
 
-def item(seed: int, position: int, count: int, lane: int = 0) -> int:
+def item(seed: int, position: int, count: int, stream_id: int = 0) -> int:
     """Which of `count` pictures is at a position: each epoch is a new permutation of all of them."""
     epoch, place = divmod(position, count)
-    return int(generator(seed, epoch, Purpose.ORDER, lane).permutation(count)[place])
+    return int(generator(seed, epoch, Purpose.ORDER, stream_id).permutation(count)[place])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dealing:
-    """How a global batch is dealt out over cards and accumulation steps."""
+class BatchLayout:
+    """How a global batch is dealt out over devices and accumulation steps."""
 
     batch: int
     accumulation: int = 1

@@ -32,9 +32,10 @@ from flux_db.demo.pictures import write_demo_pictures  # noqa: E402
 from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
 from flux_db.interrupt import SIGNALS  # noqa: E402
 from flux_db.run.checkpoint import numbered  # noqa: E402
-from flux_db.run.status import read_run_state  # noqa: E402
+from flux_db.run.status import read_status  # noqa: E402
 
 STEPS = 30
+CHILDREN_END_WITHIN = 5
 LORA = "pytorch_lora_weights.safetensors"
 BARE = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
@@ -144,9 +145,9 @@ def try_signal(folder: Path, phase: Phase, number: signal.Signals, variables: di
     run.process.send_signal(number)
     code = run.process.wait(120)
     seconds = time.monotonic() - begin
-    time.sleep(0.5)
-    left = sum(Path(f"/proc/{pid}").exists() for pid in family)
-    state = read_run_state(run.output)
+    while (left := sum(map(is_alive, family))) and time.monotonic() - begin < seconds + CHILDREN_END_WITHIN:
+        time.sleep(0.05)
+    state = read_status(run.output)
     newest = max((step for step, _ in numbered(run.output)), default=None) if run.output.is_dir() else None
     words = [str(code), f"{seconds:.1f} s", state.status if state else "no state"]
     words += [f"checkpoint {newest}"] if newest is not None else []
@@ -154,6 +155,14 @@ def try_signal(folder: Path, phase: Phase, number: signal.Signals, variables: di
     words += [f"**{left} left**"] if left else []
     words += ["**Traceback**"] if "Traceback" in run.text else []
     return ", ".join(words)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process has not ended; one that nobody waited for has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on one card.
+# Train on one device.
 #
 #   bash scripts/train_single.sh FLAGS
 #
@@ -7,10 +7,10 @@
 # Variables:
 #   LOG_DIR   folder for the log, worker_0.log (default: logs in --output_dir)
 #   PYTHON    the python of your environment (default: the one on PATH that has MindSpore, then .venv)
-#   DEVICE_ID which card (default: 0)
+#   DEVICE_ID which device (default: 0)
 set -euo pipefail
-# shellcheck source=scripts/cards.sh
-source "$(dirname "${BASH_SOURCE[0]}")/cards.sh"
+# shellcheck source=scripts/devices.sh
+source "$(dirname "${BASH_SOURCE[0]}")/devices.sh"
 
 help_if_asked "$@"
-launch --cards 1 -- "$@"
+launch --devices 1 -- "$@"

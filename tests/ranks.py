@@ -1,4 +1,4 @@
-"""The training script with something wrong on rank 1; started by msrun in place of the real one (test_cards.py)."""
+"""The training script with something wrong on rank 1; started by msrun in place of the real one (test_devices.py)."""
 
 import os
 import sys

@@ -9,7 +9,7 @@ import pytest
 
 from flux_db import stream
 from flux_db.data import buckets
-from flux_db.data.draw_order import Order
+from flux_db.data.draw_order import DrawOrder
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def test_nearest_is_by_ratio_and_a_tie_goes_to_the_first():
 
 def make(sizes, batch, seed=3):
     numbers = iter(range(sum(sizes)))
-    return Order(seed=seed, global_batch=batch, groups=tuple(tuple(itertools.islice(numbers, n)) for n in sizes))
+    return DrawOrder(seed=seed, global_batch=batch, groups=tuple(tuple(itertools.islice(numbers, n)) for n in sizes))
 
 
 def epochs_of(order, count):

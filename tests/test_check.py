@@ -285,7 +285,7 @@ def test_pictures_that_are_held_out_are_counted(world, tmp_path, capsys):
     words = flags(world, tmp_path / "out", world.pictures, f"--validation_data_dir={tmp_path / 'held'}")
     assert dry_run.run(words) == 0
     text = capsys.readouterr().out
-    assert "samples per epoch  3\n" in text and "held out           2 pictures" in text
+    assert "examples per epoch 3\n" in text and "held out           2 pictures" in text
     assert f"{tmp_path / 'held' / 'dog_00.png'}: 8 x 8 is smaller than 16" in text
 
 

@@ -19,7 +19,7 @@ from flux_db.errors import UserError
 from flux_db.run import checkpoint
 from flux_db.run.checkpoint import DamagedCheckpoint, clean_leftovers, find_latest, load, prune, save
 from flux_db.run.lock import OutputLock
-from flux_db.run.status import read_run_state, write_run_state
+from flux_db.run.status import read_status, write_status
 from flux_db.settings.resume_rules import FREE, GLOBAL_BATCH, LENGTH, Change, changed_settings, refuse_changes
 from flux_db.settings.schema import from_flat_dict, to_flat_dict
 
@@ -377,7 +377,7 @@ def test_a_read_only_folder_is_an_error_and_loses_nothing(tmp_path, capsys):
         for step in (5, 6):
             with pytest.raises(PermissionError):
                 save(tmp_path, step, some_files(1))
-        write_run_state(tmp_path, "failed", step=5, last_good_checkpoint=None)
+        write_status(tmp_path, "failed", step=5, last_good_checkpoint=None)
     finally:
         tmp_path.chmod(0o755)
     assert "train_state.json: Permission denied" in capsys.readouterr().err
@@ -542,12 +542,12 @@ def settings(**changes):
     return flat | changes
 
 
-def changes(old, new, cards=(1, 1)):
-    return changed_settings(old, new, world_size_old=cards[0], world_size_new=cards[1])
+def changes(old, new, devices=(1, 1)):
+    return changed_settings(old, new, world_size_old=devices[0], world_size_new=devices[1])
 
 
-def changed_names(old, new, cards=(1, 1)):
-    return [change.name for change in changes(old, new, cards)]
+def changed_names(old, new, devices=(1, 1)):
+    return [change.name for change in changes(old, new, devices)]
 
 
 def test_every_setting_is_free_or_binds():
@@ -611,11 +611,11 @@ def test_steps_override_epochs_and_cannot_be_compared_with_them():
 
 def test_the_global_batch_may_be_dealt_in_any_way():
     old = settings(train_batch_size=4)
-    for batch, accumulation, cards in [(1, 4, 1), (2, 2, 1), (1, 1, 4), (2, 1, 2)]:
-        new = settings(train_batch_size=batch, gradient_accumulation_steps=accumulation, distributed=cards > 1)
-        assert changes(old, new, cards=(1, cards)) == []
-        assert changes(new, old, cards=(cards, 1)) == []
-    (change,) = changes(old, old, cards=(1, 2))
+    for batch, accumulation, devices in [(1, 4, 1), (2, 2, 1), (1, 1, 4), (2, 1, 2)]:
+        new = settings(train_batch_size=batch, gradient_accumulation_steps=accumulation, distributed=devices > 1)
+        assert changes(old, new, devices=(1, devices)) == []
+        assert changes(new, old, devices=(devices, 1)) == []
+    (change,) = changes(old, old, devices=(1, 2))
     assert change.name == "train_batch_size"
     assert change.old.endswith("= 4") and change.new.endswith("= 8")
 
@@ -749,11 +749,11 @@ def test_a_folder_that_cannot_be_made_is_the_users_mistake(tmp_path):
 
 
 def test_the_state_of_the_run_is_read_back(tmp_path):
-    assert read_run_state(tmp_path) is None
-    write_run_state(tmp_path, "running", step=0, last_good_checkpoint=None)
+    assert read_status(tmp_path) is None
+    write_status(tmp_path, "running", step=0, last_good_checkpoint=None)
     folder = save(tmp_path, 5, some_files())
-    write_run_state(tmp_path, "failed", step=7, last_good_checkpoint=folder, message="the disk is full")
-    state = read_run_state(tmp_path)
+    write_status(tmp_path, "failed", step=7, last_good_checkpoint=folder, message="the disk is full")
+    state = read_status(tmp_path)
     assert (state.status, state.step, state.message) == ("failed", 7, "the disk is full")
     assert load(state.last_good_checkpoint).step == 5
     assert json.loads((tmp_path / "train_state.json").read_text())["status"] == "failed"
@@ -763,9 +763,9 @@ def test_the_state_of_the_run_is_read_back(tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"status": "running"}'])
 def test_an_unreadable_state_is_no_state(tmp_path, content):
     (tmp_path / "train_state.json").write_text(content)
-    assert read_run_state(tmp_path) is None
+    assert read_status(tmp_path) is None
 
 
 def test_an_unknown_status_is_a_bug(tmp_path):
     with pytest.raises(ValueError):
-        write_run_state(tmp_path, "done", step=1, last_good_checkpoint=None)
+        write_status(tmp_path, "done", step=1, last_good_checkpoint=None)

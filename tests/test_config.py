@@ -10,7 +10,7 @@ import yaml
 from world import split_weights
 
 from flux_db.check.files import check_files
-from flux_db.check.values import BOUNDS, check
+from flux_db.check.values import BOUNDS, check_values
 from flux_db.demo.tiny_model import draw_all, vae_config, write_tiny_model
 from flux_db.errors import UserError, run_guarded
 from flux_db.settings.command_line import REFUSED, build_parser, parse_config, read_flags, to_yaml
@@ -49,12 +49,12 @@ FLAGS = FLAG_NAMES.split()
 
 
 def parse(*flags: str) -> Config:
-    return parse_config([*REQUIRED, *flags], checks=(check,))
+    return parse_config([*REQUIRED, *flags], checks=(check_values,))
 
 
 def problems_of(*argv: str) -> list[str]:
     with pytest.raises(UserError) as caught:
-        parse_config(list(argv), checks=(check,))
+        parse_config(list(argv), checks=(check_values,))
     return caught.value.problems
 
 
@@ -198,7 +198,7 @@ def test_every_config_in_the_repository_is_sound_and_names_its_own_command(file)
 
 def test_the_configs_of_the_readme_are_there():
     assert [file.stem for file in CONFIGS] == [
-        "demo_cpu", "flux_dev_32gb_8cards", "flux_dev_64gb", "flux_dev_64gb_prior", "flux_dev_8cards",
+        "demo_cpu", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_prior", "flux_dev_8devices",
     ]  # fmt: skip
 
 
@@ -362,7 +362,7 @@ def test_all_problems_are_told_at_once(write_yaml):
 
 def test_more_checks_can_be_told_together_with_the_rest():
     with pytest.raises(UserError) as caught:
-        parse_config([*REQUIRED, "--rank", "0"], checks=(check, check_files))
+        parse_config([*REQUIRED, "--rank", "0"], checks=(check_values, check_files))
     assert caught.value.problems == [
         "--rank 0: must be from 1 to 4096",
         "--instance_data_dir pictures: no such folder; check the path",
@@ -485,7 +485,7 @@ def test_values_that_cannot_be_meant(flags, problem):
     ],
 )
 def test_values_at_the_edge_are_fine(flags):
-    assert check(parse(*flags)) == []
+    assert check_values(parse(*flags)) == []
 
 
 def test_every_number_with_a_limit_is_a_flag_and_every_whole_number_has_a_limit():

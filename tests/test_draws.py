@@ -19,7 +19,7 @@ from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_rgb, resize_and_crop
 from flux_db.model import model_folder
 from flux_db.settings.schema import from_flat_dict, to_flat_dict
-from flux_db.stream import Dealing
+from flux_db.stream import BatchLayout
 from flux_db.training import build
 
 LAYER = "single_transformer_blocks.0.attn.to_q"
@@ -56,10 +56,10 @@ def encoded(config):
     return model, cache, dataset
 
 
-def source(config, steps=12, **dealing):
+def source(config, steps=12, **layout):
     model, cache, dataset = encoded(config)
     return BatchSource(
-        config=config, dataset=dataset, cache=cache, dealing=Dealing(**dealing),
+        config=config, dataset=dataset, cache=cache, layout=BatchLayout(**layout),
         latent_shape=build.latent_shape(config, model), learning_rates=np.linspace(0, 1, steps, dtype=np.float32),
         num_timesteps=1000,
     )  # fmt: skip
@@ -124,12 +124,12 @@ def test_a_bucketed_run_is_resumed_to_the_same_bytes(run, tmp_path, capfd):
 
 def test_batches_are_of_one_size_however_they_are_dealt_and_fetched(cpu, everything):
     whole = source(everything, batch=4)
-    cards = [source(everything, batch=1, accumulation=2, world_size=2, rank=rank) for rank in range(2)]
+    devices = [source(everything, batch=1, accumulation=2, world_size=2, rank=rank) for rank in range(2)]
     seen = set()
     for i in range(len(whole)):
-        pieces = [cards[rank][2 * i + part] for part in range(2) for rank in range(2)]
+        pieces = [devices[rank][2 * i + part] for part in range(2) for rank in range(2)]
         seen.add(whole.size(i))
-        assert {cards[rank].size(2 * i + part) for part in range(2) for rank in range(2)} == {whole.size(i)}
+        assert {devices[rank].size(2 * i + part) for part in range(2) for rank in range(2)} == {whole.size(i)}
         for column in (0, 1, 2, 3, 4, 5, 6, 9):
             instance, classes = (np.concatenate([piece[column][n : n + 1] for piece in pieces]) for n in range(2))
             assert np.array_equal(np.concatenate([instance, classes]), whole[i][column])
@@ -152,7 +152,7 @@ def drawn(everything):
     batches = source(everything, steps=90, batch=2)
     choices = {
         (sample, number, flip): encode_cache.read(batches.cache.picture_file(version, flip))["moments"]
-        for sample in batches.dataset.samples
+        for sample in batches.dataset.examples
         for number, version in enumerate(sample.versions)
         for flip in (False, True)
     }
@@ -185,7 +185,7 @@ def test_masks_without_cached_latents(everything):
     batches = source(from_flat_dict(to_flat_dict(everything) | changes), steps=20, batch=2)
     pixels = {
         (sample, flip): resize_and_crop(load_rgb(sample.picture.path), sample.size, (0.5, 0.5), flip)
-        for sample in batches.dataset.samples
+        for sample in batches.dataset.examples
         for flip in (False, True)
     }
     for batch in batches:
@@ -215,7 +215,7 @@ def test_squares_keep_their_files_and_their_fingerprint(world, tmp_path):
     dataset, _ = read_dataset(world.config(tmp_path))
     cache = encode_cache.Cache(tmp_path, "text", "vae", "no", 16)
     lines = ""
-    for sample in dataset.samples:
+    for sample in dataset.examples:
         content = [1, "latent", "vae", 32, sample.picture.digest, list(sample.crop), True]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
         assert cache.picture_file(sample, True).name == f"latent-{key}.safetensors"

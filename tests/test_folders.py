@@ -5,7 +5,7 @@ from program import command, flags, run
 
 from flux_db.check import folders
 from flux_db.check.pictures import check_pictures
-from flux_db.check.values import check
+from flux_db.check.values import check_values
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.output_folder import SAMPLES, THUMBNAILS
 from flux_db.settings.schema import from_flat_dict
@@ -49,7 +49,7 @@ def test_what_lies_in_each_other_is_refused(tmp_path, monkeypatch, changes, prob
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pics").mkdir()
     (tmp_path / "link").symlink_to("pics")
-    (found,) = check(config(**changes))
+    (found,) = check_values(config(**changes))
     assert found.startswith(problem)
 
 
@@ -65,7 +65,7 @@ def test_what_lies_in_each_other_is_refused(tmp_path, monkeypatch, changes, prob
 )
 def test_folders_side_by_side_are_fine(tmp_path, monkeypatch, changes):
     monkeypatch.chdir(tmp_path)
-    assert check(config(**changes)) == []
+    assert check_values(config(**changes)) == []
 
 
 def test_the_places_of_drawn_pictures_have_these_names():

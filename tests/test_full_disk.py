@@ -13,8 +13,8 @@ from program import ROOT, command, run
 
 from flux_db.atomic import leftovers, write_file, write_folder
 from flux_db.line_file import LineFile
-from flux_db.run.metrics_log import Metrics, Reporter
-from flux_db.run.status import read_run_state, write_run_state
+from flux_db.run.metrics_log import Metrics, MetricsLog
+from flux_db.run.status import read_status, write_status
 from flux_db.settings.schema import from_flat_dict
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -114,10 +114,10 @@ def test_lines_wait_for_room_under_a_limit(tmp_path, capfd):
 
 
 def test_the_status_of_a_run_is_the_old_one_and_nothing_ends(disk, capfd):
-    write_run_state(disk, "running", step=1, last_good_checkpoint=None)
+    write_status(disk, "running", step=1, last_good_checkpoint=None)
     fill(disk)
-    write_run_state(disk, "running", step=2, last_good_checkpoint=None, message="x" * 5000)
-    assert read_run_state(disk).step == 1
+    write_status(disk, "running", step=2, last_good_checkpoint=None, message="x" * 5000)
+    assert read_status(disk).step == 1
     assert "warning: the run's status was not written: " in capfd.readouterr().err
 
 
@@ -140,14 +140,14 @@ def test_tensorboard_is_given_up_and_never_waited_for(disk, capfd):
     (disk / "logs").mkdir()
 
     def work():
-        reporter = Reporter(config(disk, report_to="tensorboard"), total_steps=3000, first_step=0)
+        metrics_log = MetricsLog(config(disk, report_to="tensorboard"), total_steps=3000, first_step=0)
         fill(disk)
         for number in range(3000):
-            reporter.step(step(number))
+            metrics_log.step(step(number))
             if number % 100 == 0:
-                reporter.picture("samples", Image.new("RGB", (64, 64)), number)
+                metrics_log.picture("samples", Image.new("RGB", (64, 64)), number)
         (disk / BALLAST).unlink()
-        reporter.close()
+        metrics_log.close()
 
     in_time(work)
     text = capfd.readouterr().err
@@ -159,7 +159,7 @@ def test_tensorboard_is_given_up_and_never_waited_for(disk, capfd):
 
 def test_tensorboard_that_has_no_room_to_start_is_left_out(disk, capfd):
     fill(disk)
-    in_time(lambda: Reporter(config(disk, report_to="tensorboard"), total_steps=1, first_step=0).close())
+    in_time(lambda: MetricsLog(config(disk, report_to="tensorboard"), total_steps=1, first_step=0).close())
     assert capfd.readouterr().err.count("warning: tensorboard is left out: ") == 1
 
 

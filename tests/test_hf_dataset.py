@@ -74,13 +74,13 @@ def config(world, tmp_path, name, **changes):
 @pytest.mark.parametrize("form", ["saved", "splits", "parquet", "folder"])
 def test_pictures_and_captions_of_a_local_dataset(world, places, tmp_path, form):
     data, _ = read_dataset(config(world, tmp_path, places / form))
-    assert [sample.prompt for sample in data.samples] == ["a sks", "a photo of sks dog", "two lines"]
-    assert [sample.picture.path.name for sample in data.samples] == [
+    assert [sample.prompt for sample in data.examples] == ["a sks", "a photo of sks dog", "two lines"]
+    assert [sample.picture.path.name for sample in data.examples] == [
         "row-000000.png",
         "row-000001.jpg",
         "row-000002.png",
     ]
-    contents = [sample.picture.path.read_bytes() for sample in data.samples]
+    contents = [sample.picture.path.read_bytes() for sample in data.examples]
     assert contents[:2] == [picture(0), picture(1, "JPEG")]  # byte for byte
     assert Image.open(io.BytesIO(contents[2])).format == "PNG"
 

@@ -79,7 +79,7 @@ UPLOADED = {
 }
 
 
-# ---- The card ----
+# ---- The device ----
 
 
 def test_the_header_is_what_the_hub_expects(output):

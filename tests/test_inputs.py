@@ -10,7 +10,7 @@ from program import command, flags, run, trainer
 from safetensors.numpy import load_file
 
 from flux_db.check.files import check_files
-from flux_db.check.values import check, warnings
+from flux_db.check.values import check_values, warnings
 from flux_db.errors import UserError
 from flux_db.settings.command_line import MOST_UNKNOWN, lasting_flags, parse_config, read_config, store_config
 
@@ -20,7 +20,7 @@ REQUIRED = ["--pretrained_model_name_or_path=a/b", "--instance_data_dir=pictures
 def refused(*words: str) -> str:
     """The only problem."""
     with pytest.raises(UserError) as caught:
-        parse_config([*REQUIRED, *words], checks=(check,))
+        parse_config([*REQUIRED, *words], checks=(check_values,))
     (problem,) = caught.value.problems
     return problem
 
@@ -99,7 +99,7 @@ def test_a_launch_from_a_pipe_gives_its_settings_to_its_processes(world, tmp_pat
     words = shlex.join(command("launch", "--cards", 2, "--", *flags(settings)))
     done = shell(f"{words} --config <(echo 'max_train_steps: 123')")
     assert done.returncode == 0, done.stderr
-    assert "x 2 cards = 2" in done.stdout and "123 in all" in done.stdout
+    assert "x 2 devices = 2" in done.stdout and "123 in all" in done.stdout
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_prodigy_has_a_learning_rate_with_which_it_learns_and_another_is_warned_
 def test_a_file_full_of_keys_that_are_none_is_refused_in_a_few_lines(tmp_path):
     (tmp_path / "a.yaml").write_text("".join(f"key{n}: 1\n" for n in range(5000)))
     with pytest.raises(UserError) as caught:
-        parse_config([*REQUIRED, f"--config={tmp_path / 'a.yaml'}"], checks=(check,))
+        parse_config([*REQUIRED, f"--config={tmp_path / 'a.yaml'}"], checks=(check_values,))
     assert len(caught.value.problems) == MOST_UNKNOWN + 1
     assert caught.value.problems[-1] == f"{tmp_path / 'a.yaml'}: 4980 more keys that are no settings"
 
@@ -246,4 +246,4 @@ def test_prompts_come_from_a_file_of_a_sane_size(world, tmp_path, make, problem)
     make(path)
     settings = flags(world.settings(tmp_path / "out", validation_prompts_file=path))
     with pytest.raises(UserError, match=problem):
-        read_config(settings).checked(check, check_files)
+        read_config(settings).checked(check_values, check_files)

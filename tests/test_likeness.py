@@ -45,7 +45,7 @@ COPIES = {
 
 
 def look(image):
-    return near_duplicates.look(near_duplicates.thumbnail(image))
+    return near_duplicates.perceptual_hash(near_duplicates.thumbnail(image))
 
 
 @pytest.mark.parametrize("copy", COPIES)

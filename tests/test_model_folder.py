@@ -576,7 +576,7 @@ def bomb(*, merge: bool) -> str:
         "---\n- license\n---\n",
         "---\n" + "a: b\n" * 300_000 + "license: mit\n---\n",
     ],
-    ids=lambda card: card[:30],
+    ids=lambda device: device[:30],
 )
 def test_a_hostile_card_of_the_base_model_is_ignored(tmp_path, card):
     (tmp_path / "README.md").write_text(card)
@@ -691,7 +691,7 @@ def test_cache_and_fingerprints_know_the_variant(world, variants, tmp_path):
         )
         for variant in (None, "fp16", "bf16")
     )
-    sample = read_dataset(world.config(tmp_path))[0].samples[0]
+    sample = read_dataset(world.config(tmp_path))[0].examples[0]
     assert plain.prompt_file("a dog") != fp16.prompt_file("a dog")
     assert plain.picture_file(sample, False) != fp16.picture_file(sample, False)
     assert other == plain  # there is no such variant: the same files are loaded

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flux_db.check.values import check
+from flux_db.check.values import check_values
 from flux_db.commands.table import COMMANDS
 from flux_db.settings.command_line import parse_config, read_flags
 
@@ -214,7 +214,7 @@ def test_readme_has_training_commands():
 @pytest.mark.parametrize("words", TRAINING, ids=" ".join)
 def test_readme_command_parses(words, monkeypatch):
     monkeypatch.chdir(ROOT)
-    parse_config(words[words.index(ENTRY.name) + 1 :], checks=(check,))
+    parse_config(words[words.index(ENTRY.name) + 1 :], checks=(check_values,))
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)

@@ -18,9 +18,9 @@ from flux_db.check.files import check_files
 from flux_db.errors import UserError
 from flux_db.report import charts, run_page, sample_sheet, thumbnails
 from flux_db.run import sample_files, trackers
-from flux_db.run.metrics_log import Metrics, Reporter
+from flux_db.run.metrics_log import Metrics, MetricsLog
 from flux_db.run.record import read_run
-from flux_db.run.status import RunState, write_run_state
+from flux_db.run.status import RunStatus, write_status
 from flux_db.settings.derived import shown_settings
 from flux_db.settings.schema import from_flat_dict
 
@@ -67,7 +67,7 @@ def write_run(output, *, steps=30, rounds=(0, 15, 30), prompt="a dog", **setting
     (output / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for step in rounds:
         write_round(output, step, prompts=(prompt,))
-    write_run_state(output, "finished", step=steps, last_good_checkpoint=None)
+    write_status(output, "finished", step=steps, last_good_checkpoint=None)
     return output
 
 
@@ -193,7 +193,7 @@ def test_the_report_is_one_sound_file_with_everything_escaped(tmp_path):
     picture = tmp_path / "a&b.png"
     noise_picture(64).save(picture)
     store_pictures(output, [picture], caption=NASTY)
-    write_run_state(output, "failed", step=30, last_good_checkpoint=None, message=NASTY)
+    write_status(output, "failed", step=30, last_good_checkpoint=None, message=NASTY)
     run_page.write_report(output)
     text = (output / "report.html").read_text(encoding="utf-8")
     page = Balanced(text)
@@ -215,14 +215,14 @@ def test_the_report_is_one_sound_file_with_everything_escaped(tmp_path):
 
 
 def store_pictures(output, paths, caption):
-    from flux_db.data.dataset import Dataset, Sample
+    from flux_db.data.dataset import Dataset, Example
     from flux_db.data.pictures import Picture
 
     samples = [
-        Sample(picture=Picture(path, caption, (64, 64), "0"), prompt=caption, crop=(0.5, 0.5), size=(32, 32))
+        Example(picture=Picture(path, caption, (64, 64), "0"), prompt=caption, crop=(0.5, 0.5), size=(32, 32))
         for path in paths
     ]
-    thumbnails.store_training_pictures(config(output, resolution=32), Dataset(samples=tuple(samples * 2)))
+    thumbnails.store_training_pictures(config(output, resolution=32), Dataset(examples=tuple(samples * 2)))
 
 
 def test_training_pictures_are_the_crops_and_counted_once(tmp_path):
@@ -314,7 +314,7 @@ HOSTILE = {
     ),
     "metrics pipe": ("metrics.jsonl", os.mkfifo),
     "metrics device": ("metrics.jsonl", lambda path: path.symlink_to("/dev/zero")),
-    "state": ("train_state.json", text({key: ["<u>"] for key in RunState.__annotations__})),
+    "state": ("train_state.json", text({key: ["<u>"] for key in RunStatus.__annotations__})),
     "deep state": ("train_state.json", text("[" * 10**5)),
     "state pipe": ("train_state.json", os.mkfifo),
     "keys": ("config.yaml", text("1: 2\nnull: 3\ntrue: 4\nrank: {a: [1]}\nmax_train_steps: {}\n")),
@@ -376,11 +376,11 @@ def metrics(step, **changes):
 def test_a_tracker_gets_settings_scalars_and_pictures(tmp_path, monkeypatch, name):
     calls = []
     monkeypatch.setitem(sys.modules, name, fake_module(name, calls))
-    reporter = Reporter(config(tmp_path, report_to=[name], rank=3), total_steps=2, first_step=0)
-    reporter.step(metrics(1, memory_mb=900.0))
-    reporter.validation_loss(1, 0.25, "pictures", best=True)
-    reporter.picture("samples", Image.new("RGB", (8, 4)), 1)
-    reporter.close()
+    metrics_log = MetricsLog(config(tmp_path, report_to=[name], rank=3), total_steps=2, first_step=0)
+    metrics_log.step(metrics(1, memory_mb=900.0))
+    metrics_log.validation_loss(1, 0.25, "pictures", best=True)
+    metrics_log.picture("samples", Image.new("RGB", (8, 4)), 1)
+    metrics_log.close()
     kind, settings = calls[0]
     assert kind == "init" and settings["config"]["rank"] == 3 and settings["project"] == "flux-db"
     assert calls[1][1]["train/loss"] == 0.5 and calls[1][1]["train/memory_mb"] == 900.0 and calls[1][2] == 1
@@ -394,10 +394,10 @@ def test_a_tracker_gets_settings_scalars_and_pictures(tmp_path, monkeypatch, nam
 def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tmp_path, monkeypatch, capfd):
     calls = []
     monkeypatch.setitem(sys.modules, "wandb", fake_module("wandb", calls, fail_at=2))
-    reporter = Reporter(config(tmp_path, report_to=["wandb"]), total_steps=3, first_step=0)
+    metrics_log = MetricsLog(config(tmp_path, report_to=["wandb"]), total_steps=3, first_step=0)
     for step in (1, 2, 3):
-        reporter.step(metrics(step))
-    reporter.close()
+        metrics_log.step(metrics(step))
+    metrics_log.close()
     assert [call[0] for call in calls] == ["init", "log"]
     assert capfd.readouterr().err.count("wandb is given up: ConnectionError: no network") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
@@ -415,10 +415,10 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch, capfd, hangs
     patience = 0.2 if hangs_in == "log" else 60
     for name, value in (("MOST_WAITING", 5), ("PATIENCE_SECONDS", patience), ("CLOSING_SECONDS", 0.2)):
         monkeypatch.setattr(trackers, name, value)
-    reporter = Reporter(config(tmp_path, report_to=["wandb"]), total_steps=50, first_step=0)
+    metrics_log = MetricsLog(config(tmp_path, report_to=["wandb"]), total_steps=50, first_step=0)
     for step in range(1, 51):
-        reporter.step(metrics(step))
-    reporter.close()
+        metrics_log.step(metrics(step))
+    metrics_log.close()
     never.set()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 50
     reason = {"log": "it has taken nothing for 0.2 s", "finish": "it has not finished within 0.2 s"}[hangs_in]
@@ -438,11 +438,11 @@ def test_a_tracker_that_cannot_start_or_is_missing_is_an_error(tmp_path, monkeyp
 
 
 def test_tensorboard_has_scalars_pictures_and_settings(tmp_path):
-    reporter = Reporter(config(tmp_path, report_to=["tensorboard"]), total_steps=1, first_step=0)
-    reporter.step(metrics(1))
-    reporter.validation_loss(1, 0.25, "pictures", best=False)
-    reporter.picture("samples", Image.new("RGB", (8, 4)), 1)
-    reporter.close()
+    metrics_log = MetricsLog(config(tmp_path, report_to=["tensorboard"]), total_steps=1, first_step=0)
+    metrics_log.step(metrics(1))
+    metrics_log.validation_loss(1, 0.25, "pictures", best=False)
+    metrics_log.picture("samples", Image.new("RGB", (8, 4)), 1)
+    metrics_log.close()
     (file,) = (tmp_path / "logs").iterdir()
     data = file.read_bytes()
     for words in (b"train/loss", b"train/grad_norm", b"validation/loss", b"samples", b"instance_prompt: dog"):

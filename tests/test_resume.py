@@ -20,7 +20,7 @@ from flux_db.report import model_card
 from flux_db.run import checkpoint, sample_files
 from flux_db.run.checkpoint import DamagedCheckpoint
 from flux_db.run.saved_state import lora_steps
-from flux_db.run.status import write_run_state
+from flux_db.run.status import write_status
 from flux_db.settings.command_line import to_yaml
 from flux_db.settings.resume_rules import FREE
 from flux_db.settings.schema import to_flat_dict
@@ -80,7 +80,7 @@ class Left:
         (self.output / "samples" / "grid.png").write_bytes(b"all rounds")
         (self.output / BEST).write_bytes(lora(max(rounds)))
         (self.output / "config.yaml").write_text(to_yaml(self.config))
-        write_run_state(self.output, "finished" if ended else "running", step=steps, last_good_checkpoint=None)
+        write_status(self.output, "finished" if ended else "running", step=steps, last_good_checkpoint=None)
         (self.output / "report.html").write_text("report")
         (self.output / "report").mkdir()
         (self.output / "report" / "training_pictures.json").write_text("{}")
@@ -97,9 +97,9 @@ class Left:
         line = {"step": step, "event": "validation", "validation_loss": 1 / (step or 1), "best": step > 0}
         return [*rows, {**line, "pictures": "p", "samples": 2}] if has_round else rows
 
-    def start(self, resume=None, cards=1, **changes):
+    def start(self, resume=None, devices=1, **changes):
         self.config = self.world.config(self.output, **self.settings, resume_from_checkpoint=resume, **changes)
-        return find_start(self.config, self.dataset, self.fingerprints, cards)
+        return find_start(self.config, self.dataset, self.fingerprints, devices)
 
     def go_on(self, resume=None, *, round_due=False, **changes):
         self.output.mkdir(exist_ok=True)
@@ -364,7 +364,7 @@ def test_unfinished_files_of_a_dead_run_are_cleared_below_the_folder_too(left):
     ids=str,
 )
 def test_a_refused_resume_changes_and_encodes_nothing(left, change, messages):
-    """Through the stage that prepares, which the launcher of several cards runs first; it needs no MindSpore."""
+    """Through the stage that prepares, which the launcher of several devices runs first; it needs no MindSpore."""
     left.write(steps=4, checkpoints=(2, 4), rounds=(0, 4), ended=False)
     before = tree(left.output)
     settings = left.world.settings(left.output, **left.settings | {"resume_from_checkpoint": "latest"} | change)
@@ -391,10 +391,10 @@ def test_the_trainer_refuses_before_it_writes_and_encodes(left):
 
 def test_the_number_of_cards_counts_as_far_as_it_is_known(left, monkeypatch):
     left.write(steps=4, checkpoints=(2, 4), rounds=(0, 4))
-    assert left.start("latest", cards=Alone().cards).repeats
+    assert left.start("latest", devices=Alone().devices).repeats
     monkeypatch.setenv("MS_WORKER_NUM", "2")  # as the launcher does
     with pytest.raises(UserError, match="these change the result"):
-        left.start("latest", cards=Alone().cards)
+        left.start("latest", devices=Alone().devices)
 
 
 def test_data_is_compared_once_it_is_complete(left):
@@ -458,8 +458,8 @@ HOSTILE = {
     "a batch of text": (settings(train_batch_size="x"), "state.json: config has a value"),
     "no batch": (settings(gradient_accumulation_steps=None), "state.json: config has a value"),
     "fingerprints as numbers": (state(fingerprints={"data_fingerprint": 3}), "state.json: fingerprints has a value"),
-    "no cards": (state(world_size=0), "state.json: world_size has a value"),
-    "countless cards": (state(world_size=10**4000), "state.json: world_size has a value"),
+    "no devices": (state(world_size=0), "state.json: world_size has a value"),
+    "countless devices": (state(world_size=10**4000), "state.json: world_size has a value"),
     "a scale without a counter": (state(loss_scale={"value": 2.0}), "state.json: loss_scale has a value"),
     "an endless scale": (state(loss_scale={"value": 1e999, "counter": 0}), "state.json: loss_scale has a value"),
     "a best without a loss": (state(best={"step": 4}), "state.json: best has a value"),

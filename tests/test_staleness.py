@@ -85,7 +85,7 @@ def test_the_compiled_step_uses_loaded_weights_and_fresh_noise(step_and_inputs):
 
 def test_noise_differs_from_step_to_step(cpu, world, tmp_path):
     """As the loop feeds it: no two samples of a run share noise."""
-    from flux_db.stream import Dealing
+    from flux_db.stream import BatchLayout
     from flux_db.training import build
     from flux_db.training.prepare import prepare
 
@@ -95,7 +95,7 @@ def test_noise_differs_from_step_to_step(cpu, world, tmp_path):
         config=config,
         dataset=dataset,
         cache=cache,
-        dealing=Dealing(batch=1),
+        layout=BatchLayout(batch=1),
         latent_shape=build.latent_shape(config, model),
         learning_rates=np.ones(6, np.float32),
         num_timesteps=1000,

@@ -32,7 +32,7 @@ def spoil(world, config, count, held_out=False):
     """Put NaN into the stored latents of the first pictures: bad data, not a mocked step."""
     cache = open_cache(config, world.model)
     dataset, _ = read_dataset(config)
-    for sample in (dataset.held_out if held_out else dataset.samples)[:count]:
+    for sample in (dataset.held_out if held_out else dataset.examples)[:count]:
         path = cache.picture_file(sample, False)
         moments = cache.read(path)["moments"].copy()
         moments[0, 0, 0] = np.nan

@@ -19,7 +19,7 @@ from flux_db.model import model_folder
 from flux_db.run import saved_state
 from flux_db.run.saved_state import lora_steps
 from flux_db.settings.schema import from_flat_dict, to_flat_dict
-from flux_db.stream import Dealing
+from flux_db.stream import BatchLayout
 from flux_db.training.prepare import prepare
 
 
@@ -204,7 +204,7 @@ def test_only_what_changed_is_encoded_again(cpu, world, tmp_path):
     (pictures / "dog_01.png").write_bytes((pictures / "dog_00.png").read_bytes() + b"\0")
     assert [s.picture.path.name for s, _ in work().pictures] == ["dog_01.png"]
 
-    file = cache.picture_file(dataset.samples[0], False)
+    file = cache.picture_file(dataset.examples[0], False)
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
@@ -221,15 +221,15 @@ def test_transparent_pictures_have_their_background_wherever_they_are_opened(cpu
     cache = open_cache(config, world.model)
     dataset, _ = read_dataset(config)
     encode.encode(config, world.model, cache, replace(encode.missing(config, cache, dataset), prompts=()))
-    clear, solid = (cache.read(cache.picture_file(sample, False))["moments"] for sample in dataset.samples)
+    clear, solid = (cache.read(cache.picture_file(sample, False))["moments"] for sample in dataset.examples)
     np.testing.assert_array_equal(clear, solid)
 
     config = world.config(tmp_path / "out", **places, alpha_background="#3366cc", cache_latents=False)
     batches = BatchSource(
-        config=config, dataset=dataset, cache=cache, dealing=Dealing(batch=1), latent_shape=(16, 4, 4),
+        config=config, dataset=dataset, cache=cache, layout=BatchLayout(batch=1), latent_shape=(16, 4, 4),
         learning_rates=np.zeros(1, np.float32), num_timesteps=1000,
     )  # fmt: skip
-    clear, solid = (batches._picture(sample, 0, 0)[0] for sample in dataset.samples)
+    clear, solid = (batches._picture(sample, 0, 0)[0] for sample in dataset.examples)
     np.testing.assert_array_equal(clear, solid)
     np.testing.assert_allclose((clear[:, 0, 0] + 1) * 127.5, (51, 102, 204), atol=1e-4)
 
@@ -242,10 +242,10 @@ def test_a_second_run_loads_no_encoder(cpu, long_run, capfd):
 # --- batches -----------------------------------------------------------------------------------------------------
 
 
-def source(config, cpu, **dealing):
+def source(config, cpu, **layout):
     _, cache, dataset, _ = prepare(config, cpu)
     return BatchSource(
-        config=config, dataset=dataset, cache=cache, dealing=Dealing(**dealing), latent_shape=(16, 4, 4),
+        config=config, dataset=dataset, cache=cache, layout=BatchLayout(**layout), latent_shape=(16, 4, 4),
         learning_rates=np.linspace(0, 1, 6, dtype=np.float32), num_timesteps=1000,
     )  # fmt: skip
 

@@ -225,8 +225,8 @@ def test_a_lora_is_named_with_or_without_its_weight(world, tmp_path):
     odd = tmp_path / "name:2"
     odd.mkdir()
     words = ["--model", str(world.model), "--prompt", "a", "-o", str(tmp_path / "out")]
-    order = generate_flags.read([*words, "--lora", str(tmp_path), "--lora", f"{tmp_path}:-0.5", "--lora", str(odd)])
-    assert order.loras == (
+    request = generate_flags.read([*words, "--lora", str(tmp_path), "--lora", f"{tmp_path}:-0.5", "--lora", str(odd)])
+    assert request.loras == (
         merge.Weighted(tmp_path, 1.0),
         merge.Weighted(tmp_path, -0.5),
         merge.Weighted(Path(odd), 1.0),

@@ -15,16 +15,16 @@ from test_train_step import inputs, loss_in_numpy, make, velocity
 
 from flux_db.check.files import check_files
 from flux_db.check.pictures import check_pictures
-from flux_db.check.values import check
+from flux_db.check.values import check_values
 from flux_db.data import encode, encode_cache
-from flux_db.data.dataset import Dataset, Sample, read_dataset
+from flux_db.data.dataset import Dataset, Example, read_dataset
 from flux_db.data.pictures import Picture
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.model.runtime import Runtime
 from flux_db.output_folder import BEST_LORA
 from flux_db.run import sample_files
-from flux_db.run.metrics_log import Reporter
+from flux_db.run.metrics_log import MetricsLog
 from flux_db.run.saved_state import Best
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import from_flat_dict
@@ -86,8 +86,8 @@ def validator(tmp_path, rank, painter, **changes):
     for number, prompt in enumerate(("a", "b")):
         arrays = {"prompt_embeds": np.full((4, 2), 100 + number, np.float32), "pooled_prompt_embeds": np.zeros(2)}
         encode_cache.write(cache.prompt_file(prompt), arrays)
-    reporter = Reporter(settings, 10, 0, enabled=rank.is_main)
-    return Validator(settings, rank, cache, painter, reporter)
+    metrics_log = MetricsLog(settings, 10, 0, enabled=rank.is_main)
+    return Validator(settings, rank, cache, painter, metrics_log)
 
 
 def test_each_rank_draws_its_share_and_the_first_makes_the_sheet(tmp_path):
@@ -162,7 +162,7 @@ def test_validation_is_due_with_prompts_or_pictures(tmp_path):
     ],
 )
 def test_problems_of_validation(tmp_path, changes, problem):
-    assert check(config(tmp_path, **changes)) == [problem]
+    assert check_values(config(tmp_path, **changes)) == [problem]
 
 
 # --- pictures held out -------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def test_a_share_is_held_out_and_a_new_picture_moves_no_other(pictures, tmp_path
     settings = config(tmp_path, instance_data_dir=str(pictures), validation_share=0.4)
     dataset, _ = read_dataset(settings)
     whole, _ = read_dataset(config(tmp_path, instance_data_dir=str(pictures)))
-    held_out, trained = names(dataset.held_out), names(dataset.samples)
-    assert held_out and trained and not held_out & trained and held_out | trained == names(whole.samples)
+    held_out, trained = names(dataset.held_out), names(dataset.examples)
+    assert held_out and trained and not held_out & trained and held_out | trained == names(whole.examples)
     assert dataset.fingerprint() != whole.fingerprint() and not whole.held_out
     assert all(sample.crop == (0.5, 0.5) for sample in dataset.held_out)
     fewer = tmp_path / "fewer"
@@ -192,7 +192,7 @@ def test_a_share_is_held_out_and_a_new_picture_moves_no_other(pictures, tmp_path
     for name in (sorted(held_out)[0], sorted(trained)[0]):
         (fewer / name).unlink()
     smaller, _ = read_dataset(config(tmp_path, instance_data_dir=str(fewer), validation_share=0.4))
-    assert names(smaller.held_out) < held_out and names(smaller.samples) < trained
+    assert names(smaller.held_out) < held_out and names(smaller.examples) < trained
     # a larger share holds out the same and more
     more, _ = read_dataset(config(tmp_path, instance_data_dir=str(pictures), validation_share=0.6))
     assert held_out <= names(more.held_out)
@@ -216,7 +216,7 @@ def test_a_folder_of_its_own_leaves_the_training_alone(pictures, tmp_path):
     plain, _ = read_dataset(config(tmp_path, instance_data_dir=str(pictures)))
     settings = config(tmp_path / "out", instance_data_dir=str(pictures), validation_data_dir=str(other))
     dataset, warnings = read_dataset(settings)
-    assert dataset.samples == plain.samples and dataset.fingerprint() == plain.fingerprint()
+    assert dataset.examples == plain.examples and dataset.fingerprint() == plain.fingerprint()
     assert [sample.prompt for sample in dataset.held_out] == ["a caption", "dog", "dog"]
     assert "a caption" in dataset.prompts
     assert [w for w in warnings if "also trained on" in w] == [f"{other}/dog_05.png: held out, but also trained on"]
@@ -238,11 +238,11 @@ def parts(cpu, world, tmp_path_factory):
     for number in range(2):
         values = inputs(48, 32, rows=1, seed=number)
         picture = Picture(folder / f"{number}.png", None, (32, 32), f"{number + 1:064x}")
-        samples.append(Sample(picture=picture, prompt=f"prompt {number}", crop=(0.5, 0.5), size=(32, 32)))
+        samples.append(Example(picture=picture, prompt=f"prompt {number}", crop=(0.5, 0.5), size=(32, 32)))
         encode_cache.write(cache.picture_file(samples[-1], False), {"moments": values["pictures"][0]})
         arrays = {"prompt_embeds": values["prompt_embeds"][0], "pooled_prompt_embeds": values["pooled"][0]}
         encode_cache.write(cache.prompt_file(f"prompt {number}"), arrays)
-    dataset = Dataset(samples=(), held_out=tuple(samples))
+    dataset = Dataset(examples=(), held_out=tuple(samples))
     return folder, transformer, settings, cache, dataset, FlowLoss(transformer, settings)
 
 

@@ -17,11 +17,11 @@ from flux_db.atomic import write_file, write_png
 from flux_db.check import contact_sheet, plan
 from flux_db.check.files import check_files
 from flux_db.check.pictures import survey
-from flux_db.check.values import check
+from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
 from flux_db.data import pictures
-from flux_db.data.dataset import Dataset, Sample, read_dataset
+from flux_db.data.dataset import Dataset, Example, read_dataset
 from flux_db.data.selection import Survey
 from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
@@ -42,7 +42,7 @@ FORMULA = ("=", "+", "-", "@")
 class Row:
     """A picture of the subject in the table."""
 
-    sample: Sample
+    sample: Example
     name: str
     """Relative to the folder."""
     size: tuple[int, int]
@@ -65,13 +65,13 @@ def tell(given: Given) -> int:
         surveys.append(survey(config))
         return surveys[-1].problems
 
-    config, faults = given.config, given.problems_by(check)
-    problems = given.problems_by(check, check_files, look)
+    config, faults = given.config, given.problems_by(check_values)
+    problems = given.problems_by(check_values, check_files, look)
     seen = surveys[-1]
     # With faulty settings there is no telling what the run would be.
     if not faults and seen.subject is not None and seen.subject.pictures:
         dataset, warnings = read_dataset(config, seen)
-        if dataset.samples:  # none if all are held out, which is among the problems
+        if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)
             print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
             problems += _write_files(config, seen.found.folder, rows)
@@ -172,14 +172,14 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     run, optim, data = plan.make(config, dataset), config.optim, config.data
     least, most = run.seen
     sizes = [f"{_size(size[::-1])} (pictures: {count})" for size, count in run.sizes.items()]
-    cards = "1 card" if run.cards == 1 else f"{run.cards} cards"
-    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {cards}"
+    devices = "1 device" if run.devices == 1 else f"{run.devices} devices"
+    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {devices}"
     repeats = f": {run.pictures} pictures, each {data.repeats} times" if data.repeats > 1 else ""
     yield "Training"
     yield f"  batch              {parts} = {run.batch}"
-    if config.runtime.distributed and run.cards == 1:
-        yield "                     counted for one card: with more, the batch grows and an epoch has fewer steps"
-    yield f"  samples per epoch  {run.samples}{repeats}"
+    if config.runtime.distributed and run.devices == 1:
+        yield "                     counted for one device: with more, the batch grows and an epoch has fewer steps"
+    yield f"  examples per epoch {run.examples}{repeats}"
     yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {run.steps} in all"
     yield f"  epochs             {run.epochs:.4g}"
     yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
@@ -187,7 +187,7 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     if dataset.held_out:
         yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
     if data.with_prior_preservation:
-        missing = data.num_class_images - len(dataset.class_samples)
+        missing = data.num_class_images - len(dataset.class_examples)
         yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"
 
 

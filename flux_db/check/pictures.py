@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 from flux_db.check import folders
-from flux_db.check.values import MOST_STEPS, check
+from flux_db.check.values import MOST_STEPS, check_values
 from flux_db.data import buckets
-from flux_db.data.dataset import choose_sizes, number_of_cards
-from flux_db.data.draw_order import Order
+from flux_db.data.dataset import choose_sizes, number_of_devices
+from flux_db.data.draw_order import DrawOrder
 from flux_db.data.pictures import Inspection, find_pictures, inspect_pictures
 from flux_db.data.selection import (
     Survey,
@@ -27,7 +27,7 @@ from flux_db.settings.derived import global_batch
 from flux_db.settings.schema import Config
 
 # By repeats. More in an epoch help nobody, and each has its place in memory.
-MOST_SAMPLES = 1_000_000
+MOST_EXAMPLES = 1_000_000
 
 
 def check_pictures(config: Config) -> list[str]:
@@ -55,7 +55,7 @@ def survey(config: Config) -> Survey:
         problems += [f"--class_data_dir: {problem}" for problem in (*classes.problems, *strays)]
     if not problems:
         problems += _held_out_problems(config, subject)
-    if not problems and not check(config):
+    if not problems and not check_values(config):
         problems += _length_problems(config, subject)
     flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
     return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
@@ -80,21 +80,21 @@ def _held_out_problems(config: Config, subject: Inspection) -> list[str]:
 
 
 def _length_problems(config: Config, subject: Inspection) -> list[str]:
-    """Problems with the number of samples and steps, which without the pictures cannot be known."""
+    """Problems with the number of examples and steps, which without the pictures cannot be known."""
     optim, repeats = config.optim, config.data.repeats
     trained = trained_pictures(config, subject)
-    if repeats > 1 and repeats * len(trained) > MOST_SAMPLES:
+    if repeats > 1 and repeats * len(trained) > MOST_EXAMPLES:
         return [
-            f"--repeats {repeats}: makes {repeats * len(trained)} samples of the {len(trained)} pictures; at most"
-            f" {MOST_SAMPLES} are possible"
+            f"--repeats {repeats}: makes {repeats * len(trained)} examples of the {len(trained)} pictures; at most"
+            f" {MOST_EXAMPLES} are possible"
         ]
     if optim.max_train_steps is not None:
         return []
     sizes = choose_sizes(config, trained)
     counts = collections.Counter(buckets.nearest(p.size[::-1], sizes) for p in trained)
     groups = tuple(tuple(range(count * repeats)) for count in counts.values())
-    batch = global_batch(config, number_of_cards())
-    steps = Order(seed=config.output.seed, global_batch=batch, groups=groups).steps(optim.num_train_epochs)
+    batch = global_batch(config, number_of_devices())
+    steps = DrawOrder(seed=config.output.seed, global_batch=batch, groups=groups).steps(optim.num_train_epochs)
     if steps > MOST_STEPS:
         return [f"--num_train_epochs {optim.num_train_epochs}: makes {steps} steps; at most {MOST_STEPS} are possible"]
     if optim.lr_warmup_steps > steps:

@@ -6,17 +6,17 @@ import collections
 from dataclasses import dataclass
 from pathlib import Path
 
-from flux_db.data.dataset import Dataset, Sample, number_of_cards, total_steps
+from flux_db.data.dataset import Dataset, Example, number_of_devices, total_steps
 from flux_db.settings.derived import global_batch
 from flux_db.settings.schema import Config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    cards: int
+    devices: int
     batch: int
-    """Pictures of the subject behind one optimizer step, over all cards."""
-    samples: int
+    """Pictures of the subject behind one optimizer step, over all devices."""
+    examples: int
     """Of the subject in an epoch, with their repeats."""
     pictures: int
     steps: int
@@ -28,7 +28,7 @@ class Plan:
     @property
     def steps_per_epoch(self) -> float:
         """On average: an epoch may end within a batch, and with several sizes its batches are filled up."""
-        return self.samples / self.batch
+        return self.examples / self.batch
 
     @property
     def epochs(self) -> float:
@@ -36,36 +36,36 @@ class Plan:
 
 
 def make(config: Config, dataset: Dataset) -> Plan:
-    cards = number_of_cards()
-    batch, samples = global_batch(config, cards), len(dataset.samples)
+    devices = number_of_devices()
+    batch, examples = global_batch(config, devices), len(dataset.examples)
     steps = total_steps(config, dataset, batch)
     pictures = one_each(dataset)
     return Plan(
-        cards=cards,
+        devices=devices,
         batch=batch,
-        samples=samples,
+        examples=examples,
         pictures=len(pictures),
         steps=steps,
         seen=_times_seen(config, dataset, steps, batch),
-        sizes=dict(collections.Counter(sample.size for sample in pictures)),
+        sizes=dict(collections.Counter(example.size for example in pictures)),
     )
 
 
 def _times_seen(config: Config, dataset: Dataset, steps: int, batch: int) -> tuple[int, int]:
     if len(dataset.sizes) == 1:
-        return times_seen(len(dataset.samples), config.data.repeats, steps * batch)
+        return times_seen(len(dataset.examples), config.data.repeats, steps * batch)
     counts: collections.Counter[Path] = collections.Counter()
-    for sample, count in zip(dataset.samples, dataset.order(config.output.seed, batch).counts(steps), strict=True):
-        counts[sample.picture.path] += int(count)
+    for example, count in zip(dataset.examples, dataset.order(config.output.seed, batch).counts(steps), strict=True):
+        counts[example.picture.path] += int(count)
     return min(counts.values()), max(counts.values())
 
 
-def one_each(dataset: Dataset) -> list[Sample]:
-    """The samples of the subject, without their repeats."""
-    return list({sample.picture.path: sample for sample in dataset.samples}.values())
+def one_each(dataset: Dataset) -> list[Example]:
+    """The examples of the subject, without their repeats."""
+    return list({example.picture.path: example for example in dataset.examples}.values())
 
 
-def times_seen(samples: int, repeats: int, draws: int) -> tuple[int, int]:
-    """How often a picture is drawn at least and at most, if each stands `repeats` times among the samples."""
-    rounds, rest = divmod(draws, samples)
-    return rounds * repeats + max(0, rest - (samples - repeats)), rounds * repeats + min(rest, repeats)
+def times_seen(examples: int, repeats: int, draws: int) -> tuple[int, int]:
+    """How often a picture is drawn at least and at most, if each stands `repeats` times among the examples."""
+    rounds, rest = divmod(draws, examples)
+    return rounds * repeats + max(0, rest - (examples - repeats)), rounds * repeats + min(rest, repeats)

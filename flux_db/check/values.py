@@ -82,7 +82,7 @@ def warnings(config: Config) -> list[str]:
     return []
 
 
-def check(config: Config) -> list[str]:
+def check_values(config: Config) -> list[str]:
     """Problems in the values alone; of the file system only links are looked at."""
     values = to_flat_dict(config)
     return [

@@ -70,20 +70,20 @@ def generate(argv: list[str]) -> None:
     """Draw pictures with a FLUX.1 model and any number of LoRAs."""
     from flux_db.lora import generate_flags
 
-    order = generate_flags.read(argv)
+    request = generate_flags.read(argv)
     from flux_db.lora import generate as drawing
 
-    print(printable(str(drawing.run(order, argv))))
+    print(printable(str(drawing.run(request, argv))))
 
 
 def encode_prompts(argv: list[str]) -> None:
     """Encode prompts into the cache; takes the flags of generate, which starts it."""
     from flux_db.lora import generate_flags
 
-    order = generate_flags.read(argv)
+    request = generate_flags.read(argv)
     from flux_db.lora import generate as drawing
 
-    drawing.encode_prompts(order)
+    drawing.encode_prompts(request)
 
 
 def push_flags(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flux_db.check.files import check_files
 from flux_db.check.pictures import check_pictures
-from flux_db.check.values import check
+from flux_db.check.values import check_values
 from flux_db.commands.command import Command
 from flux_db.settings.command_line import lasting_flags, parse_config, store_config
 
@@ -21,7 +21,7 @@ def check_run(argv: list[str]) -> int:
 
 def prepare(argv: list[str]) -> None:
     """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
-    config = parse_config(argv, checks=(check, check_files, check_pictures))
+    config = parse_config(argv, checks=(check_values, check_files, check_pictures))
     from flux_db.run.lock import OutputLock
     from flux_db.training import prepare
 
@@ -31,7 +31,7 @@ def prepare(argv: list[str]) -> None:
 
 def encode(argv: list[str]) -> None:
     """Encode prompts and pictures into the cache; takes the trainer's flags."""
-    config = parse_config(argv, checks=(check, check_files))
+    config = parse_config(argv, checks=(check_values, check_files))
     from flux_db.training.prepare import encode_all
 
     encode_all(config)
@@ -39,7 +39,7 @@ def encode(argv: list[str]) -> None:
 
 def class_images(argv: list[str]) -> None:
     """Draw the class pictures that prior preservation lacks; takes the trainer's flags."""
-    config = parse_config(argv, checks=(check, check_files))
+    config = parse_config(argv, checks=(check_values, check_files))
     from flux_db.training.prepare import make_class_images
 
     make_class_images(config)
@@ -64,12 +64,12 @@ def launch(argv: list[str]) -> int:
     flags = argv[argv.index("--") + 1 :] if "--" in argv else []
     from flux_db.training import launch as launcher
 
-    config = parse_config(flags, checks=(check, check_files))
+    config = parse_config(flags, checks=(check_values, check_files))
     log_dir = arguments.log_dir or Path(config.output.output_dir, config.output.logging_dir)
     # the workers cannot read a pipe again
     flags = lasting_flags(flags, lambda: store_config(config, log_dir))
-    where = launcher.Cards(
-        cards=arguments.devices,
+    where = launcher.Devices(
+        devices=arguments.devices,
         nodes=arguments.nodes,
         node_rank=arguments.node_rank,
         master_addr=arguments.master_addr,

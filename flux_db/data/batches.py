@@ -12,14 +12,14 @@ import numpy as np
 from flux_db import stream
 from flux_db.data import timesteps
 from flux_db.data.buckets import Size
-from flux_db.data.dataset import Dataset, Sample
-from flux_db.data.draw_order import Order
+from flux_db.data.dataset import Dataset, Example
+from flux_db.data.draw_order import DrawOrder
 from flux_db.data.encode_cache import Cache, read
 from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_rgb, resize_and_crop
 from flux_db.errors import UserError
 from flux_db.settings.schema import Config
-from flux_db.stream import Dealing, Purpose
+from flux_db.stream import BatchLayout, Purpose
 
 Batch = tuple[np.ndarray, ...]
 
@@ -44,7 +44,7 @@ class BatchSource:
     config: Config
     dataset: Dataset
     cache: Cache
-    dealing: Dealing
+    layout: BatchLayout
     latent_shape: tuple[int, int, int]
     """[C, h, w] of the latent of a square of --resolution."""
     learning_rates: np.ndarray
@@ -53,20 +53,20 @@ class BatchSource:
     start: int = 0
 
     def __len__(self) -> int:
-        return len(self.learning_rates) * self.dealing.accumulation - self.start
+        return len(self.learning_rates) * self.layout.accumulation - self.start
 
     def __getitem__(self, i: int) -> Batch:
         micro_step = self.start + int(i)
-        positions = self.dealing.positions(micro_step)
-        samples = [self.dataset.samples[self.order.item(k)] for k in positions]
-        rows = [self._row(k, sample, lane=0) for k, sample in zip(positions, samples, strict=True)]
-        if self.dataset.class_samples:
-            classes = [self._class_sample(k, sample.size) for k, sample in zip(positions, samples, strict=True)]
-            rows += [self._row(k, sample, lane=1) for k, sample in zip(positions, classes, strict=True)]
+        positions = self.layout.positions(micro_step)
+        examples = [self.dataset.examples[self.order.item(k)] for k in positions]
+        rows = [self._row(k, example, stream_id=0) for k, example in zip(positions, examples, strict=True)]
+        if self.dataset.class_examples:
+            classes = [self._class_example(k, example.size) for k, example in zip(positions, examples, strict=True)]
+            rows += [self._row(k, example, stream_id=1) for k, example in zip(positions, classes, strict=True)]
         columns = [np.stack(column) for column in zip(*rows, strict=True)]
         masks = [columns.pop()] if self.dataset.masked else []
-        lr = np.float32(self.learning_rates[micro_step // self.dealing.accumulation])
-        return (*columns, np.array(lr), np.array(self.dealing.is_boundary(micro_step)), *masks)
+        lr = np.float32(self.learning_rates[micro_step // self.layout.accumulation])
+        return (*columns, np.array(lr), np.array(self.layout.is_boundary(micro_step)), *masks)
 
     @property
     def columns(self) -> list[str]:
@@ -74,65 +74,65 @@ class BatchSource:
         return [*COLUMNS, MASK_COLUMN] if self.dataset.masked else list(COLUMNS)
 
     @cached_property
-    def order(self) -> Order:
-        return self.dataset.order(self.config.output.seed, self.dealing.global_batch)
+    def order(self) -> DrawOrder:
+        return self.dataset.order(self.config.output.seed, self.layout.global_batch)
 
     def size(self, i: int) -> Size:
-        """Height and width of the pictures of item i; on all cards the same."""
-        position = self.dealing.positions(self.start + i)[0]
-        return self.dataset.samples[self.order.item(position)].size
+        """Height and width of the pictures of item i; on all devices the same."""
+        position = self.layout.positions(self.start + i)[0]
+        return self.dataset.examples[self.order.item(position)].size
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[i] for i in range(len(self)))
 
-    def _class_sample(self, k: int, size: Size) -> Sample:
-        """The class sample at a position, in the size of the subject's sample there."""
-        samples = self.dataset.class_samples
-        return replace(samples[stream.item(self.config.output.seed, k, len(samples), lane=1)], size=size)
+    def _class_example(self, k: int, size: Size) -> Example:
+        """The class example at a position, in the size of the subject's example there."""
+        examples = self.dataset.class_examples
+        return replace(examples[stream.item(self.config.output.seed, k, len(examples), stream_id=1)], size=size)
 
-    def _row(self, k: int, sample: Sample, lane: int) -> Batch:
-        """One sample: everything random about it comes from its position k in the stream."""
+    def _row(self, k: int, example: Example, stream_id: int) -> Batch:
+        """One example: everything random about it comes from its position k in the stream."""
         loss = self.config.loss
         u = timesteps.timestep_fraction(
-            self._rng(k, Purpose.TIMESTEP, lane),
+            self._rng(k, Purpose.TIMESTEP, stream_id),
             loss.weighting_scheme,
             logit_mean=loss.logit_mean,
             logit_std=loss.logit_std,
             mode_scale=loss.mode_scale,
         )
-        prompt = self._prompt("" if lane == 0 and self._drops_caption(k) else sample.prompt)
-        picture, mask = self._picture(sample, k, lane)
-        latent = self._latent_shape(sample.size)
+        prompt = self._prompt("" if stream_id == 0 and self._drops_caption(k) else example.prompt)
+        picture, mask = self._picture(example, k, stream_id)
+        latent = self._latent_shape(example.size)
         return (
             picture,
-            self._rng(k, Purpose.POSTERIOR, lane).standard_normal(latent, np.float32),
-            self._rng(k, Purpose.NOISE, lane).standard_normal(latent, np.float32),
+            self._rng(k, Purpose.POSTERIOR, stream_id).standard_normal(latent, np.float32),
+            self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
             np.int32(timesteps.timestep_index(u, self.num_timesteps)),
             prompt["prompt_embeds"],
             prompt["pooled_prompt_embeds"],
-            np.int32(self._rng(k, Purpose.DROPOUT, lane).integers(-(2**31), 2**31)),
+            np.int32(self._rng(k, Purpose.DROPOUT, stream_id).integers(-(2**31), 2**31)),
             *([self._loss_weights(mask, latent)] if self.dataset.masked else []),
         )
 
-    def _rng(self, k: int, purpose: Purpose, lane: int) -> np.random.Generator:
-        return stream.generator(self.config.output.seed, k, purpose, lane)
+    def _rng(self, k: int, purpose: Purpose, stream_id: int) -> np.random.Generator:
+        return stream.generator(self.config.output.seed, k, purpose, stream_id)
 
-    def _picture(self, sample: Sample, k: int, lane: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _picture(self, example: Example, k: int, stream_id: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Latent moments or pixels, and the mask at the latent's size."""
         data = self.config.data
-        flip = data.random_flip and bool(self._rng(k, Purpose.FLIP, lane).random() < 0.5)
+        flip = data.random_flip and bool(self._rng(k, Purpose.FLIP, stream_id).random() < 0.5)
         if data.cache_latents:
-            versions = sample.versions
-            number = int(self._rng(k, Purpose.CACHED_CROP, lane).integers(len(versions)))
-            arrays = _cached(self.cache.picture_file(versions[number], flip), str(sample.picture.path))
+            versions = example.versions
+            number = int(self._rng(k, Purpose.CACHED_CROP, stream_id).integers(len(versions)))
+            arrays = _cached(self.cache.picture_file(versions[number], flip), str(example.picture.path))
             return arrays["moments"], arrays.get("mask")
-        u, v = (0.5, 0.5) if data.center_crop else self._rng(k, Purpose.CROP, lane).random(2)
-        image = load_rgb(sample.picture.path, self.cache.background)
-        pixels = resize_and_crop(image, sample.size, (u, v), flip)
-        if sample.mask is None:
+        u, v = (0.5, 0.5) if data.center_crop else self._rng(k, Purpose.CROP, stream_id).random(2)
+        image = load_rgb(example.picture.path, self.cache.background)
+        pixels = resize_and_crop(image, example.size, (u, v), flip)
+        if example.mask is None:
             return pixels, None
-        latent = self._latent_shape(sample.size)[1:]
-        return pixels, mask_at(sample.mask, sample.picture.size, sample.size, (u, v), flip, latent)
+        latent = self._latent_shape(example.size)[1:]
+        return pixels, mask_at(example.mask, example.picture.size, example.size, (u, v), flip, latent)
 
     def _latent_shape(self, size: Size) -> tuple[int, int, int]:
         channels, side, _ = self.latent_shape
@@ -140,14 +140,14 @@ class BatchSource:
         return channels, size[0] // shrink, size[1] // shrink
 
     def _loss_weights(self, mask: np.ndarray | None, latent: tuple[int, int, int]) -> np.ndarray:
-        """[1, h, w]; class samples, and pictures without a mask, count fully."""
+        """[1, h, w]; class examples, and pictures without a mask, count fully."""
         if mask is None:
             return np.ones((1, *latent[1:]), np.float32)
         return loss_weights(mask, self.config.data.unmasked_weight)[None]
 
     def _drops_caption(self, k: int) -> bool:
         share = self.config.data.caption_dropout
-        return share > 0 and bool(self._rng(k, Purpose.CAPTION, lane=0).random() < share)
+        return share > 0 and bool(self._rng(k, Purpose.CAPTION, stream_id=0).random() < share)
 
     def _prompt(self, prompt: str) -> dict[str, np.ndarray]:
         return _cached(self.cache.prompt_file(prompt), f'the prompt "{prompt}"')

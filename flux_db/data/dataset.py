@@ -11,7 +11,7 @@ from functools import cached_property
 
 from flux_db.data import buckets
 from flux_db.data.buckets import Size
-from flux_db.data.draw_order import Order
+from flux_db.data.draw_order import DrawOrder
 from flux_db.data.masks import Mask
 from flux_db.data.pictures import Picture, inspect_pictures
 from flux_db.data.selection import (
@@ -30,7 +30,7 @@ from flux_db.stream import Purpose, generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class Example:
     """A picture, the prompt it is trained with, its size, and where it is cropped when its latents are cached."""
 
     picture: Picture
@@ -44,45 +44,45 @@ class Sample:
     """None: all of it counts."""
 
     @property
-    def versions(self) -> tuple[Sample, ...]:
-        """The same sample once for each of its crops."""
+    def versions(self) -> tuple[Example, ...]:
+        """The same example once for each of its crops."""
         return tuple(replace(self, crop=crop, more_crops=()) for crop in (self.crop, *self.more_crops))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """`samples` are of the subject; `class_samples` are empty without prior preservation."""
+    """`examples` are of the subject; `class_examples` are empty without prior preservation."""
 
-    samples: tuple[Sample, ...]
-    class_samples: tuple[Sample, ...] = ()
-    """Each is cropped to the size of the subject's sample that it is drawn with."""
-    held_out: tuple[Sample, ...] = ()
+    examples: tuple[Example, ...]
+    class_examples: tuple[Example, ...] = ()
+    """Each is cropped to the size of the subject's example that it is drawn with."""
+    held_out: tuple[Example, ...] = ()
     """For the validation loss; not trained on, and no part of the fingerprint."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
         """Every distinct prompt, in order of appearance."""
-        return tuple(dict.fromkeys(s.prompt for s in (*self.samples, *self.class_samples, *self.held_out)))
+        return tuple(dict.fromkeys(s.prompt for s in (*self.examples, *self.class_examples, *self.held_out)))
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
         """Every size in use, from wide to tall."""
-        return tuple(sorted({s.size for s in self.samples}))
+        return tuple(sorted({s.size for s in self.examples}))
 
     @cached_property
     def masked(self) -> bool:
         """Whether the loss is weighted by masks."""
-        return any(s.mask for s in self.samples)
+        return any(s.mask for s in self.examples)
 
-    def order(self, seed: int, global_batch: int) -> Order:
-        """In which order the samples are drawn."""
-        groups = tuple(tuple(i for i, s in enumerate(self.samples) if s.size == size) for size in self.sizes)
-        return Order(seed=seed, global_batch=global_batch, groups=groups)
+    def order(self, seed: int, global_batch: int) -> DrawOrder:
+        """In which order the examples are drawn."""
+        groups = tuple(tuple(i for i, s in enumerate(self.examples) if s.size == size) for size in self.sizes)
+        return DrawOrder(seed=seed, global_batch=global_batch, groups=groups)
 
     def fingerprint(self) -> str:
         """Changes with any picture, caption, crop, shape or mask."""
         digest = hashlib.sha256()
-        for s in (*self.samples, *self.class_samples):
+        for s in (*self.examples, *self.class_examples):
             # what is at its default leaves no trace, so that checkpoints from before there was a choice still fit
             height, width = s.size
             extra = [s.more_crops] if s.more_crops else []
@@ -92,11 +92,11 @@ class Dataset:
         return digest.hexdigest()
 
 
-def number_of_cards() -> int:
+def number_of_devices() -> int:
     """As msrun tells its processes; 1 without it."""
     told = os.environ.get("MS_WORKER_NUM", "1")
     if not re.fullmatch("[1-9][0-9]{0,5}", told):
-        raise UserError(f"MS_WORKER_NUM={told}: msrun sets this variable to the number of cards; unset it")
+        raise UserError(f"MS_WORKER_NUM={told}: msrun sets this variable to the number of devices; unset it")
     return int(told)
 
 
@@ -115,15 +115,17 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
     warnings = [*subject.warnings, *_scaled_up(config, trained, sizes), *masks.warnings, *held_out.warnings]
     known = {p.digest for p in trained}
     warnings += [f"{p.path}: held out, but also trained on" for p in held_out.pictures if p.digest in known]
-    samples = [
-        _sample(p, fill_trigger(p.caption or data.instance_prompt, config), config, sizes, masks.by_picture.get(p.path))
+    examples = [
+        _example(
+            p, fill_trigger(p.caption or data.instance_prompt, config), config, sizes, masks.by_picture.get(p.path)
+        )
         for p in trained
     ]
-    samples = [sample for sample in samples for _ in range(data.repeats)]
+    examples = [example for example in examples for _ in range(data.repeats)]
     square = (data.resolution, data.resolution)
     # the middle, so that the validation loss does not depend on --seed
     validation = [
-        Sample(
+        Example(
             picture=p,
             prompt=fill_trigger(p.caption or data.instance_prompt, config),
             crop=(0.5, 0.5),
@@ -131,11 +133,11 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
         )
         for p in held_out.pictures
     ]
-    class_samples: list[Sample] = []
+    class_examples: list[Example] = []
     if data.with_prior_preservation:
         pictures = sound_class_pictures(config)[: data.num_class_images]
-        class_samples = [_sample(p, data.class_prompt, config, [square]) for p in pictures]
-    dataset = Dataset(samples=tuple(samples), class_samples=tuple(class_samples), held_out=tuple(validation))
+        class_examples = [_example(p, data.class_prompt, config, [square]) for p in pictures]
+    dataset = Dataset(examples=tuple(examples), class_examples=tuple(class_examples), held_out=tuple(validation))
     return dataset, warnings
 
 
@@ -171,12 +173,14 @@ def _scaled_up(config: Config, pictures: Sequence[Picture], sizes: Sequence[Size
     return warnings
 
 
-def _sample(picture: Picture, prompt: str, config: Config, sizes: Sequence[Size], mask: Mask | None = None) -> Sample:
+def _example(picture: Picture, prompt: str, config: Config, sizes: Sequence[Size], mask: Mask | None = None) -> Example:
     crops = [(0.5, 0.5)]
     if config.data.cache_latents and not config.data.center_crop:
         # keyed by content: adding a picture moves no other picture's crop
         key = int(picture.digest[:15], 16)
-        rngs = [generator(config.output.seed, key, Purpose.CROP, lane) for lane in range(config.data.cache_crops)]
+        rngs = [
+            generator(config.output.seed, key, Purpose.CROP, stream_id) for stream_id in range(config.data.cache_crops)
+        ]
         crops = [(round(float(rng.random()), 6), round(float(rng.random()), 6)) for rng in rngs]
     size = buckets.nearest(picture.size[::-1], sizes)
-    return Sample(picture=picture, prompt=prompt, crop=crops[0], more_crops=tuple(crops[1:]), size=size, mask=mask)
+    return Example(picture=picture, prompt=prompt, crop=crops[0], more_crops=tuple(crops[1:]), size=size, mask=mask)

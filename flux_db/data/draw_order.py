@@ -1,7 +1,7 @@
-"""Which picture is at which position of the sample stream: pure functions of the seed, without state.
+"""Which picture is at which position of the example stream: pure functions of the seed, without state.
 
 With one size it is the stream's own order: every epoch is a new permutation, and batches run across its end. With
-several sizes every global batch (over cards and accumulation) is of one size and full:
+several sizes every global batch (over devices and accumulation) is of one size and full:
 
 - After E epochs a size with n pictures has had ceil(E * n / batch) batches. So in the long run every picture is seen
   equally often; after E epochs E times or once more, if its size has at least as many pictures as the global batch.
@@ -24,16 +24,16 @@ from flux_db.stream import Purpose
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """The order of a run's samples."""
+class DrawOrder:
+    """The order of a run's examples."""
 
     seed: int
     global_batch: int
     groups: tuple[tuple[int, ...], ...]
-    """The samples of each size, by number."""
+    """The examples of each size, by number."""
 
     def item(self, position: int) -> int:
-        """The number of the sample at a position."""
+        """The number of the example at a position."""
         if len(self.groups) == 1:
             return self.groups[0][stream.item(self.seed, position, len(self.groups[0]))]
         step, place = divmod(position, self.global_batch)
@@ -45,7 +45,7 @@ class Order:
         return sum(_batches_of(len(group), epochs, self.global_batch) for group in self.groups)
 
     def counts(self, steps: int) -> np.ndarray:
-        """How often each sample is drawn in the first steps, if there are several sizes."""
+        """How often each example is drawn in the first steps, if there are several sizes."""
         drawn = np.zeros(sum(map(len, self.groups)), np.int64)
         epoch = self.epoch(steps)
         for number, group in enumerate(self.groups):
@@ -66,19 +66,19 @@ def _batches_of(pictures: int, epochs: int, batch: int) -> int:
     return -(-epochs * pictures // batch)  # rounded up
 
 
-def _circle(order: Order, number: int) -> np.ndarray:
+def _circle(order: DrawOrder, number: int) -> np.ndarray:
     """The circle in which a size goes through its pictures."""
     return stream.generator(order.seed, number, Purpose.CIRCLE).permutation(order.groups[number])
 
 
 @lru_cache(maxsize=8)
-def _batches(order: Order, epoch: int) -> np.ndarray:
-    """[batches of the epoch, global batch] numbers of samples."""
+def _batches(order: DrawOrder, epoch: int) -> np.ndarray:
+    """[batches of the epoch, global batch] numbers of examples."""
     size, rows = order.global_batch, []
     for number, group in enumerate(order.groups):
         first, last = (_batches_of(len(group), e, size) * size for e in (epoch, epoch + 1))
         items = _circle(order, number)[np.arange(first, last) % len(group)]
-        rng = stream.generator(order.seed, epoch, Purpose.PASS, lane=number)
+        rng = stream.generator(order.seed, epoch, Purpose.PASS, stream_id=number)
         for start in range(0, len(items), len(group)):
             rng.shuffle(items[start : start + len(group)])  # each time round by itself: no picture comes twice in a row
         rows.append(items.reshape(-1, size))

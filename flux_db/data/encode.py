@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flux_db.console import say, stage
-from flux_db.data.dataset import Dataset, Sample
+from flux_db.data.dataset import Dataset, Example
 from flux_db.data.encode_cache import Cache, read, text_precision, write
 from flux_db.data.masks import mask_at
 from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
@@ -31,7 +31,7 @@ class Work:
     """What the cache does not have yet."""
 
     prompts: tuple[str, ...]
-    pictures: tuple[tuple[Sample, bool], ...]
+    pictures: tuple[tuple[Example, bool], ...]
 
     def __bool__(self) -> bool:
         return bool(self.prompts or self.pictures)
@@ -51,16 +51,16 @@ def prompts_in_use(config: Config) -> tuple[str, ...]:
 
 def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
     prompts = dict.fromkeys([*dataset.prompts, *prompts_in_use(config)])
-    pictures: dict[Path, tuple[Sample, bool]] = {}
+    pictures: dict[Path, tuple[Example, bool]] = {}
     if config.data.cache_latents:
         flips = (False, True) if config.data.random_flip else (False,)
         # a class picture may be drawn with any size of the subject's
-        in_all_sizes = (replace(s, size=size) for s in dataset.class_samples for size in dataset.sizes)
-        for sample in (version for s in (*dataset.samples, *in_all_sizes) for version in s.versions):
+        in_all_sizes = (replace(s, size=size) for s in dataset.class_examples for size in dataset.sizes)
+        for example in (version for s in (*dataset.examples, *in_all_sizes) for version in s.versions):
             for flip in flips:
-                pictures.setdefault(cache.picture_file(sample, flip), (sample, flip))
-    for sample in dataset.held_out:
-        pictures.setdefault(cache.picture_file(sample, False), (sample, False))
+                pictures.setdefault(cache.picture_file(example, flip), (example, flip))
+    for example in dataset.held_out:
+        pictures.setdefault(cache.picture_file(example, False), (example, False))
     return Work(
         tuple(prompt for prompt in prompts if read(cache.prompt_file(prompt)) is None),
         tuple(entry for path, entry in pictures.items() if read(path) is None),
@@ -116,7 +116,7 @@ def token_ids(tokenizer, prompt: str, length: int, encoder: str) -> np.ndarray:
     return ids.astype(np.int32)
 
 
-def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequence[tuple[Sample, bool]]) -> None:
+def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequence[tuple[Example, bool]]) -> None:
     from mindspore import Tensor, nn
     from tqdm import tqdm
 
@@ -133,10 +133,12 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
     with stage("Loading the VAE"):
         encoder = Encoder(loading.load_vae(model, loading.VAE_DTYPE, config.model.variant)).set_train(False)
     # size by size, because each is a graph of its own
-    for sample, flip in tqdm(sorted(pictures, key=lambda work: work[0].size), desc="VAE", unit="picture"):
-        image = to_rgb(load_unchanged(sample.picture.path, sample.picture.digest), cache.background)
-        arrays = {"moments": encoder(Tensor(resize_and_crop(image, sample.size, sample.crop, flip)[None])).asnumpy()[0]}
-        if sample.mask:
+    for example, flip in tqdm(sorted(pictures, key=lambda work: work[0].size), desc="VAE", unit="picture"):
+        image = to_rgb(load_unchanged(example.picture.path, example.picture.digest), cache.background)
+        arrays = {
+            "moments": encoder(Tensor(resize_and_crop(image, example.size, example.crop, flip)[None])).asnumpy()[0]
+        }
+        if example.mask:
             latent = arrays["moments"].shape[1:]
-            arrays["mask"] = mask_at(sample.mask, sample.picture.size, sample.size, sample.crop, flip, latent)
-        write(cache.picture_file(sample, flip), arrays)
+            arrays["mask"] = mask_at(example.mask, example.picture.size, example.size, example.crop, flip, latent)
+        write(cache.picture_file(example, flip), arrays)

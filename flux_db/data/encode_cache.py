@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flux_db.atomic import write_file
-from flux_db.data.dataset import Sample
+from flux_db.data.dataset import Example
 from flux_db.data.pixels import WHITE
 from flux_db.model.model_folder import fingerprint
 from flux_db.settings.derived import background, cache_path
@@ -39,11 +39,11 @@ class Cache:
     def prompt_file(self, prompt: str) -> Path:
         return self._file("prompt", [self.text_model, self.text_precision, self.max_sequence_length, prompt])
 
-    def picture_file(self, sample: Sample, flip: bool) -> Path:
-        """Moments of the sample's crop, and its mask."""
-        height, width = sample.size
+    def picture_file(self, example: Example, flip: bool) -> Path:
+        """Moments of the example's crop, and its mask."""
+        height, width = example.size
         size = height if height == width else [height, width]
-        content = [self.vae, size, sample.picture.digest, list(sample.crop), flip, *_mask_key(sample)]
+        content = [self.vae, size, example.picture.digest, list(example.crop), flip, *_mask_key(example)]
         # white is what there was before there was a choice: its files keep their names
         return self._file("latent", content if self.background == WHITE else [*content, self.background])
 
@@ -52,8 +52,8 @@ class Cache:
         return self.folder / f"{kind}-{key[:40]}.safetensors"
 
 
-def _mask_key(sample: Sample) -> list:
-    return [] if sample.mask is None else [sample.mask.digest, sample.mask.is_alpha]
+def _mask_key(example: Example) -> list:
+    return [] if example.mask is None else [example.mask.digest, example.mask.is_alpha]
 
 
 def text_precision(config: Config) -> str:

@@ -21,11 +21,11 @@ _ROWS_AT_ONCE = 1024
 
 
 def thumbnail(image: Image.Image) -> Image.Image:
-    """What `look` needs of an RGB picture."""
+    """What `perceptual_hash` needs of an RGB picture."""
     return image.resize((SIDE, SIDE), Image.Resampling.BOX).convert("L")
 
 
-def look(thumb: Image.Image) -> bytes:
+def perceptual_hash(thumb: Image.Image) -> bytes:
     """The hash of a thumbnail, with its bits packed; empty for a picture of one colour, which looks like any other."""
     pixels = np.asarray(thumb, np.float32)
     if pixels.std() < LEAST_CONTRAST:
@@ -42,14 +42,14 @@ def _cosines() -> np.ndarray:
     return np.cos(np.pi * (2 * place + 1) * frequency / (2 * SIDE)).astype(np.float32)
 
 
-def first_alike(looks: Sequence[bytes]) -> list[int | None]:
+def first_alike(hashes: Sequence[bytes]) -> list[int | None]:
     """For each hash the number of the first one before it that is near."""
-    signs = np.zeros((len(looks), BITS), np.float32)  # an empty hash is as far from all as chance is
-    for row, packed in enumerate(looks):
+    signs = np.zeros((len(hashes), BITS), np.float32)  # an empty hash is as far from all as chance is
+    for row, packed in enumerate(hashes):
         if packed:
             signs[row] = np.unpackbits(np.frombuffer(packed, np.uint8), count=BITS).astype(np.float32) * 2 - 1
     found: list[int | None] = []
-    for start in range(0, len(looks), _ROWS_AT_ONCE):
+    for start in range(0, len(hashes), _ROWS_AT_ONCE):
         block = signs[start : start + _ROWS_AT_ONCE]
         near = block @ signs[: start + len(block)].T >= BITS - 2 * LARGEST_DISTANCE
         for row, alike in enumerate(near, start=start):

@@ -63,7 +63,7 @@ class Picture:
     """Width and height, upright."""
     digest: str
     """SHA-256 of the file."""
-    look: bytes = b""
+    perceptual_hash: bytes = b""
     """Perceptual hash; empty for a picture of one colour."""
     warnings: tuple[str, ...] = ()
 
@@ -161,19 +161,21 @@ def _inspect(source: Source, resolution: int) -> Picture | UserError:
         with _blame(source.path):
             _demand_picture(source.path)
             data = read_bytes(source.path, PICTURE_LIMIT)
-            (width, height), look = _decode(data, source.path)
+            (width, height), hash_ = _decode(data, source.path)
     except UserError as error:
         return error
     warnings = source.warnings
     if min(width, height) < resolution:
         warnings += (f"{width} x {height} {SMALL} {resolution} on the short side and will be scaled up",)
-    return Picture(source.path, source.caption, (width, height), hashlib.sha256(data).hexdigest(), look, warnings)
+    return Picture(source.path, source.caption, (width, height), hashlib.sha256(data).hexdigest(), hash_, warnings)
 
 
 def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:
     first: dict[str, Picture] = {}
     marked = []
-    for picture, alike in zip(pictures, near_duplicates.first_alike([p.look for p in pictures]), strict=True):
+    for picture, alike in zip(
+        pictures, near_duplicates.first_alike([p.perceptual_hash for p in pictures]), strict=True
+    ):
         original = first.setdefault(picture.digest, picture)
         if original is not picture:
             picture = replace(picture, warnings=(*picture.warnings, f"{SAME} {original.path}"))

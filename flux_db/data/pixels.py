@@ -59,8 +59,8 @@ def _decode(data: bytes, path: Path) -> tuple[tuple[int, int], bytes]:
         thumb = near_duplicates.thumbnail(to_rgb(image))
         size = full_size if reduced else image.size  # decoding may change it: PIL itself turns TIFFs upright
         turn = _UPRIGHT.get(_orientation(image))
-        look = near_duplicates.look(thumb if turn is None else thumb.transpose(turn))
-        return size[::-1] if _orientation(image) >= 5 else size, look
+        hash_ = near_duplicates.perceptual_hash(thumb if turn is None else thumb.transpose(turn))
+        return size[::-1] if _orientation(image) >= 5 else size, hash_
 
 
 def load_rgb(path: Path, background: tuple[int, int, int] = WHITE) -> Image.Image:

@@ -20,7 +20,7 @@ from flux_db.data import encode, encode_cache
 from flux_db.data.encode_cache import Cache
 from flux_db.errors import unwritable
 from flux_db.lora import generate_flags, merge
-from flux_db.lora.generate_flags import GRID, Order
+from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
 from flux_db.model import loading, runtime
 from flux_db.model.runtime import Runtime
@@ -31,49 +31,49 @@ from flux_db.settings.schema import Config
 FILE_TYPES = {ms.float32: "F32", ms.float16: "F16", ms.bfloat16: "BF16"}
 
 
-def run(order: Order, argv: Sequence[str]) -> Path:
-    """Draw everything; returns the grid's path. `argv` are the flags that the order was read from."""
+def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
+    """Draw everything; returns the grid's path. `argv` are the flags that the request was read from."""
     try:
-        order.output.mkdir(parents=True, exist_ok=True)
+        request.output.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise unwritable(f"-o {order.output}: cannot be made", problem) from problem
-    config, model, cache = _open(order)
-    additions = generate_flags.additions(order, model)
-    if missing := _not_encoded(order, cache):
+        raise unwritable(f"-o {request.output}: cannot be made", problem) from problem
+    config, model, cache = _open(request)
+    additions = generate_flags.additions(request, model)
+    if missing := _not_encoded(request, cache):
         say(f"Encoding {len(missing)} prompts in a process of its own; stored in {cache.folder}")
         child.run(child.command("encode-prompts", *argv), "encoding the prompts")
     machine = runtime.start(config.runtime)
     with stage("Loading the transformer"):
         transformer = loading.load_transformer(model, machine.dtype, config.model.variant)
         add_loras(transformer, additions, machine)
-    return draw(order, cache, Sampler(model, transformer, machine.dtype, config.model.variant))
+    return draw(request, cache, Sampler(model, transformer, machine.dtype, config.model.variant))
 
 
-def encode_prompts(order: Order) -> None:
-    """`python -m flux_db encode-prompts`: put the order's prompts into the cache."""
-    config, model, cache = _open(order)
-    if missing := _not_encoded(order, cache):
+def encode_prompts(request: GenerateRequest) -> None:
+    """`python -m flux_db encode-prompts`: put the request's prompts into the cache."""
+    config, model, cache = _open(request)
+    if missing := _not_encoded(request, cache):
         runtime.start(config.runtime)
         encode.encode_prompts(config, model, cache, missing)
 
 
-def draw(order: Order, cache: Cache, sampler: Sampler) -> Path:
+def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
     """Draw picture by picture into the output folder, and a grid with a row for each prompt."""
-    height, width = order.size
-    settings = SampleSettings(height=height, width=width, steps=order.steps, guidance=order.guidance)
+    height, width = request.size
+    settings = SampleSettings(height=height, width=width, steps=request.steps, guidance=request.guidance)
     requests = [
-        Request(**encode_cache.read(cache.prompt_file(prompt)), seed=order.seed, number=number)
-        for prompt in order.prompts
-        for number in range(order.num)
+        Request(**encode_cache.read(cache.prompt_file(prompt)), seed=request.seed, number=number)
+        for prompt in request.prompts
+        for number in range(request.num)
     ]
     drawn: list[Image.Image] = []
     pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
-    for path, picture in zip(order.pictures(), pictures, strict=True):
+    for path, picture in zip(request.pictures(), pictures, strict=True):
         write_png(path, picture)
         drawn.append(picture)
-    rows = [drawn[start : start + order.num] for start in range(0, len(drawn), order.num)]
-    write_png(order.output / GRID, grid(rows))
-    return order.output / GRID
+    rows = [drawn[start : start + request.num] for start in range(0, len(drawn), request.num)]
+    write_png(request.output / GRID, grid(rows))
+    return request.output / GRID
 
 
 def add_loras(transformer: nn.Cell, additions: Additions, machine: Runtime) -> None:
@@ -86,15 +86,15 @@ def add_loras(transformer: nn.Cell, additions: Additions, machine: Runtime) -> N
         parameter.set_data(Tensor(np.ascontiguousarray(value)).astype(machine.dtype))
 
 
-def _open(order: Order) -> tuple[Config, Path, Cache]:
+def _open(request: GenerateRequest) -> tuple[Config, Path, Cache]:
     """The encoder's settings, the model's folder and the cache of prompts."""
-    config = order.config
-    if not order.precision_given and runtime.choose_device(config.runtime.device)[0] == "Ascend":
+    config = request.config
+    if not request.precision_given and runtime.choose_device(config.runtime.device)[0] == "Ascend":
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, mixed_precision="bf16"))
     model = locate_checked(config)
     return config, model, encode_cache.open_cache(config, model)
 
 
-def _not_encoded(order: Order, cache: Cache) -> list[str]:
-    distinct = dict.fromkeys(order.prompts)
+def _not_encoded(request: GenerateRequest, cache: Cache) -> list[str]:
+    distinct = dict.fromkeys(request.prompts)
     return [prompt for prompt in distinct if encode_cache.read(cache.prompt_file(prompt)) is None]

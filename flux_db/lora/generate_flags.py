@@ -24,7 +24,7 @@ MOST_PICTURES, MOST_STEPS, MOST_PIXELS = 1000, 1000, 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class GenerateRequest:
     """What to draw."""
 
     config: Config
@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read(argv: Sequence[str]) -> Order:
+def read(argv: Sequence[str]) -> GenerateRequest:
     """All problems at once, as a UserError."""
     given = build_parser().parse_args(list(argv))
     problems: list[str] = []
@@ -82,7 +82,7 @@ def read(argv: Sequence[str]) -> Order:
     problems += [f"--prompt {prompt}: {problem}" for prompt in given.prompt if (problem := text_problem(prompt))]
     if not 0 <= given.seed < 2**32:
         problems.append(f"--seed {given.seed}: must be from 0 to 4294967295")
-    order = Order(
+    request = GenerateRequest(
         config=_config(given, prompts),
         precision_given=given.mixed_precision is not None,
         loras=tuple(_weighted(text, problems) for text in given.lora),
@@ -94,16 +94,16 @@ def read(argv: Sequence[str]) -> Order:
         seed=given.seed,
         output=given.output,
     )
-    problems += _output_problems(order)
-    problems += _model_problems(given.model, order)
+    problems += _output_problems(request)
+    problems += _model_problems(given.model, request)
     if problems:
         raise UserError(problems)
-    return order
+    return request
 
 
-def additions(order: Order, model: Path) -> Additions:
+def additions(request: GenerateRequest, model: Path) -> Additions:
     """What the LoRAs add to the model's layers; a UserError if they do not fit."""
-    found = merge.read_all(order.loras)
+    found = merge.read_all(request.loras)
     if problems := merge.misfits(model, found):
         raise UserError(problems)
     return found
@@ -152,17 +152,17 @@ def _weighted(text: str, problems: list[str]) -> Weighted:
     return Weighted(Path(path), weight)
 
 
-def _output_problems(order: Order) -> list[str]:
-    for path in (order.output, *order.output.absolute().parents):
+def _output_problems(request: GenerateRequest) -> list[str]:
+    for path in (request.output, *request.output.absolute().parents):
         if os.path.lexists(path) and not os.path.isdir(path):
-            return [f"-o {order.output}: {path} is not a folder; give one"]
-    there = [path.name for path in (*order.pictures(), order.output / GRID) if os.path.lexists(path)]
-    return [f"-o {order.output}: has {there[0]} already; choose another folder"] if there else []
+            return [f"-o {request.output}: {path} is not a folder; give one"]
+    there = [path.name for path in (*request.pictures(), request.output / GRID) if os.path.lexists(path)]
+    return [f"-o {request.output}: has {there[0]} already; choose another folder"] if there else []
 
 
-def _model_problems(name: str, order: Order) -> list[str]:
+def _model_problems(name: str, request: GenerateRequest) -> list[str]:
     if os.path.isdir(name):
-        problems = check_model(Path(name), order.config)
+        problems = check_model(Path(name), request.config)
         return [problem.replace("--pretrained_model_name_or_path", "--model") for problem in problems]
     if name.startswith((".", "~", os.sep)) or name.count("/") != 1:
         return [f"--model {name}: no such folder, and no name on the hub of the form owner/model"]

@@ -28,7 +28,7 @@ class Facts:
     pictures: int
     """Pictures of the subject."""
     global_batch: int
-    """Pictures behind one optimizer step, over all cards."""
+    """Pictures behind one optimizer step, over all devices."""
 
 
 def lora_file(tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no") -> bytes:

@@ -1,4 +1,4 @@
-"""The device: which one and why, graph mode, precision, and this process's place among the cards."""
+"""The device: which one and why, graph mode, precision, and this process's place among the devices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Runtime:
         return [f"{name} (rank {', '.join(map(str, ranks))})" for name, ranks in others.items() if ranks]
 
     def memory_mb(self) -> dict[str, float]:
-        """Of this process now, and on Ascend of its card at most, in MB; by the names in metrics.jsonl."""
+        """Of this process now, and on Ascend of its device at most, in MB; by the names in metrics.jsonl."""
         pages = int(Path("/proc/self/statm").read_text().split()[1]) if os.path.exists("/proc/self/statm") else 0
         found = {"memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)} if pages else {}
         if self.device == "Ascend":
@@ -92,7 +92,7 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
             f"--mixed_precision bf16: not on {device} ({reason}), which has no bf16 kernels; use no or fp16"
         )
     if device == "Ascend":
-        # msrun gives each worker its card by DEVICE_ID
+        # msrun gives each worker its device by DEVICE_ID
         ms.set_device(device, int(os.environ.get("DEVICE_ID", "0")))
         # the same bits in every run and on every rank, or nothing could be resumed exactly
         ms.set_deterministic(True)
@@ -104,8 +104,8 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
     if device == "CPU":
         _install_cpu_operators()
     if rank == 0:
-        cards = f", {world_size} processes" if world_size > 1 else ""
-        say(f"device {device} ({reason}), graph mode, precision {config.mixed_precision}{cards}")
+        devices = f", {world_size} processes" if world_size > 1 else ""
+        say(f"device {device} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
     return Runtime(device=device, dtype=DTYPES[config.mixed_precision], rank=rank, world_size=world_size)
 
 
@@ -115,11 +115,11 @@ def choose_device(wanted: str) -> tuple[str, str]:
         available = ms.hal.is_available("Ascend")
     if wanted == "Ascend" and not available:
         raise UserError(
-            "--device Ascend: MindSpore sees no Ascend card here; check npu-smi and CANN, or use --device CPU"
+            "--device Ascend: MindSpore sees no Ascend device here; check npu-smi and CANN, or use --device CPU"
         )
     if wanted != "auto":
         return wanted, "asked for by --device"
-    return ("Ascend", "found") if available else ("CPU", "no Ascend card found")
+    return ("Ascend", "found") if available else ("CPU", "no Ascend device found")
 
 
 def _join(config: RuntimeConfig) -> tuple[int, int]:

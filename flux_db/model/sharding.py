@@ -1,6 +1,6 @@
-"""The frozen transformer spread over the cards: each keeps a part of every weight and gathers the rest when it is used.
+"""The frozen transformer spread over the devices: each keeps a part of every weight and gathers the rest for use.
 
-Done by mindone's ZeRO helper, stage 3, on the frozen weights only. LoRA and optimizer stay whole on every card, so
+Done by mindone's ZeRO helper, stage 3, on the frozen weights only. LoRA and optimizer stay whole on every device, so
 saved files know nothing of it. A forward is a collective from then on: all ranks must run the same number of them.
 """
 

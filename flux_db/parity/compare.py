@@ -157,7 +157,7 @@ def _schedule_error(reference: Reference, settings: Mapping[str, Any]) -> float:
     base, total = golden.OPTIMIZER["learning_rate"], golden.SCHEDULE_STEPS
     config = OptimConfig(learning_rate=base, **settings)
     rates = np.array([optim.learning_rate(config, step, total) for step in range(total)])
-    return golden.furthest(rates, reference.arrays[f"schedule.{config.lr_scheduler}"]) / base
+    return golden.max_abs_error(rates, reference.arrays[f"schedule.{config.lr_scheduler}"]) / base
 
 
 def _sampling_table(model: Path, steps: int, tokens: int) -> dict[str, np.ndarray]:
@@ -177,7 +177,7 @@ def _density_error(reference: Reference, scheme: str) -> float:
     for raw in part["raw"]:
         given = SimpleNamespace(normal=lambda mean, std, raw=raw: raw, random=lambda raw=raw: raw)
         found.append(timesteps.timestep_fraction(given, scheme, **golden.DENSITY))
-    return golden.furthest(np.array(found), part["u"])
+    return golden.max_abs_error(np.array(found), part["u"])
 
 
 # --- encoders ----------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def write_models(folder: Path) -> tuple[Path, Path]:
 # --- measures ----------------------------------------------------------------------------------------------------
 
 
-def furthest(got: np.ndarray, wanted: np.ndarray) -> float:
+def max_abs_error(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(got.astype(np.float64) - wanted).max())
 
 
@@ -162,17 +162,17 @@ def furthest_relative(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 MEASURES: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
-    "CLIP pooled": ("clip", furthest),
-    "T5": ("t5", furthest),
-    "VAE moments": ("vae.moments", furthest),
-    "VAE decoded": ("vae.decoded", furthest),
-    "transformer": ("transformer.dev", furthest),
-    "transformer, no guidance": ("transformer.schnell", furthest),
-    "transformer with LoRA": ("transformer.lora", furthest),
+    "CLIP pooled": ("clip", max_abs_error),
+    "T5": ("t5", max_abs_error),
+    "VAE moments": ("vae.moments", max_abs_error),
+    "VAE decoded": ("vae.decoded", max_abs_error),
+    "transformer": ("transformer.dev", max_abs_error),
+    "transformer, no guidance": ("transformer.schnell", max_abs_error),
+    "transformer with LoRA": ("transformer.lora", max_abs_error),
     "loss, 20 cases": ("losses", furthest_relative),
     "gradient norm, 20 steps": ("adamw.norm", furthest_relative),
     "AdamW loss, 20 steps": ("adamw.loss", furthest_relative),
-    "picture, 4 steps": ("picture", furthest),
+    "picture, 4 steps": ("picture", max_abs_error),
 }
 """Quantity: the array, and how its distance from the reference is measured."""
 GRADIENTS = "LoRA gradients"
@@ -186,7 +186,7 @@ def distances(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -
     gradients = {name: g for name, g in wanted.items() if name.startswith("gradient.")}
     if any(name in got for name in gradients):
         # each tensor by its own largest gradient
-        found[GRADIENTS] = max(furthest(got[name], g) / float(np.abs(g).max()) for name, g in gradients.items())
+        found[GRADIENTS] = max(max_abs_error(got[name], g) / float(np.abs(g).max()) for name, g in gradients.items())
     return found
 
 
@@ -254,7 +254,7 @@ def _differs(name: str, made: np.ndarray, kept: np.ndarray, exact: bool) -> list
         return []
     if exact or not np.issubdtype(kept.dtype, np.floating):
         return [f"{name}: not the same bits"]
-    error = furthest(made, kept) / float(np.abs(kept).max())
+    error = max_abs_error(made, kept) / float(np.abs(kept).max())
     return [] if error <= SAME else [f"{name}: differs by {error:.1e} of its largest value, more than {SAME:.0e}"]
 
 

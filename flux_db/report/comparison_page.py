@@ -13,7 +13,7 @@ from flux_db.report.charts import Point, Series, chart, smoothed
 from flux_db.report.page import escape, page, picture, section, table
 from flux_db.report.run_page import public, summary, told
 from flux_db.report.thumbnails import data_uris
-from flux_db.run.record import RunFiles
+from flux_db.run.record import RunRecord
 
 # As many as there are colours that can be told apart.
 MOST_RUNS = 6
@@ -24,7 +24,7 @@ BUDGET = 2_400_000
 PLACES = {"output_dir", "logging_dir", "encode_cache_dir", "cache_dir", "resume_from_checkpoint"}
 
 
-def render_comparison(runs: Sequence[RunFiles]) -> str:
+def render_comparison(runs: Sequence[RunRecord]) -> str:
     if len(runs) > MOST_RUNS:
         raise UserError(f"{len(runs)} runs are too many to compare on one page; give at most {MOST_RUNS}")
     names = distinct_names([run.folder for run in runs])
@@ -49,7 +49,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     raise UserError("the same run is given twice; give each folder once")
 
 
-def results(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+def results(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     found = [{name: value for name, value, _ in summary(run)} for run in runs]
     heads = list(dict.fromkeys(name for entries in found for name in entries))
     states = ["Status", *(run.state.status if run.state else "unknown" for run in runs)]
@@ -57,7 +57,7 @@ def results(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     return table(["", *names], [states, *rows])
 
 
-def curves(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+def curves(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     def overlaid(title: str, key: str, shape: Callable[[list[Point]], list[Point]], **more: Any) -> str:
         kind = more.pop("kind", "line")
         series = [
@@ -78,7 +78,7 @@ def curves(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     return f'<div class="charts">{found}</div>' if found else "<p>No steps yet.</p>"
 
 
-def last_samples(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+def last_samples(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     # one of each prompt goes before a second of any
     ordered = [sorted(run.rounds[-1].pictures, key=lambda file: file.number) if run.rounds else [] for run in runs]
     shown = [files[:MOST_SAMPLES] for files in ordered]
@@ -94,7 +94,7 @@ def last_samples(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     return f'<div class="beside">{"".join(columns)}</div>'
 
 
-def differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+def differences(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     settings = [public(run.settings) for run in runs]
     known = [name for name in dict.fromkeys(n for s in settings for n in s) if name not in PLACES]
     rows = [

@@ -18,7 +18,7 @@ from flux_db.output_folder import LORA_FILE, REPORT
 from flux_db.report.charts import Series, chart, number, smoothed
 from flux_db.report.page import escape, page, picture, section, table, tiles
 from flux_db.report.thumbnails import data_uris, read_training_pictures
-from flux_db.run.record import RunFiles, read_run
+from flux_db.run.record import RunRecord, read_run
 from flux_db.run.sample_files import Round, spread
 from flux_db.settings.derived import replace_trigger
 from flux_db.settings.schema import SECTIONS
@@ -39,7 +39,7 @@ def write_report(output: Path) -> None:
         say(f"warning: the report was not written: {reason}; python -m flux_db report {output} makes it again")
 
 
-def render(run: RunFiles) -> str:
+def render(run: RunRecord) -> str:
     written = f"{run.state.time} · " if run.state else ""
     body = (
         header(run)
@@ -54,7 +54,7 @@ def render(run: RunFiles) -> str:
     return page(run.name, body)
 
 
-def _prompt(run: RunFiles) -> str:
+def _prompt(run: RunRecord) -> str:
     word = run.settings.get("trigger_word")
     return replace_trigger(str(run.settings.get("instance_prompt", "")), None if word is None else str(word))
 
@@ -62,7 +62,7 @@ def _prompt(run: RunFiles) -> str:
 # --- head --------------------------------------------------------------------------------------------------------
 
 
-def header(run: RunFiles) -> str:
+def header(run: RunRecord) -> str:
     get = run.settings.get
     facts = [_prompt(run), base_model(run.settings)]
     facts += [f"rank {get('rank')}", f"{get('resolution')} px"] if run.settings else []
@@ -81,7 +81,7 @@ def base_model(settings: dict[str, Any]) -> str:
     return name if is_hub_name else name.rstrip("/").rsplit("/", 1)[-1]
 
 
-def summary(run: RunFiles) -> list[tuple[str, str, str]]:
+def summary(run: RunRecord) -> list[tuple[str, str, str]]:
     """The figures that one looks for first: name, value, small print."""
     if not run.steps:
         return [("Steps", "0", "no metrics yet")]
@@ -114,7 +114,7 @@ def _size(size: float) -> str:
 # --- curves ------------------------------------------------------------------------------------------------------
 
 
-def curves(run: RunFiles) -> str:
+def curves(run: RunRecord) -> str:
     skipped = any(y for _, y in run.points("skipped"))
     charts = [
         _noisy(run, "Loss", "loss"),
@@ -134,13 +134,13 @@ def curves(run: RunFiles) -> str:
     return f'<div class="charts">{found}</div><p class="note">{hint}</p>'
 
 
-def _noisy(run: RunFiles, title: str, key: str, **more: Any) -> str:
+def _noisy(run: RunRecord, title: str, key: str, **more: Any) -> str:
     raw = run.points(key)
     series = [Series(label="raw", points=raw, kind="faint"), Series(label=title.lower(), points=smoothed(raw))]
     return chart(title, series, note="smoothed", **more)
 
 
-def _plain(run: RunFiles, title: str, key: str, colour: int = 0, kind: str = "line", **more: Any) -> str:
+def _plain(run: RunRecord, title: str, key: str, colour: int = 0, kind: str = "line", **more: Any) -> str:
     return chart(title, [Series(label=title.lower(), points=run.points(key), colour=colour, kind=kind)], **more)
 
 
@@ -194,7 +194,7 @@ def training_pictures(output: Path) -> str:
 # --- words -------------------------------------------------------------------------------------------------------
 
 
-def usage(run: RunFiles) -> str:
+def usage(run: RunRecord) -> str:
     name = base_model(run.settings) or "black-forest-labs/FLUX.1-dev"
     model = json.dumps(name if "/" in name else f"path/to/{name}")
     prompt = _prompt(run) or "a photo of sks dog"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from flux_db.atomic import write_file
 from flux_db.console import printable, say
-from flux_db.data.dataset import Dataset, Sample
+from flux_db.data.dataset import Dataset, Example
 from flux_db.data.pixels import load_rgb, resize_and_crop
 from flux_db.errors import UserError
 from flux_db.files import read_text
@@ -92,7 +92,7 @@ def store_training_pictures(config: Config, dataset: Dataset) -> None:
 
 def _store(config: Config, dataset: Dataset, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    samples = list({sample.picture.path: sample for sample in dataset.samples}.values())
+    samples = list({sample.picture.path: sample for sample in dataset.examples}.values())
     pictures = []
     for number, sample in enumerate(samples[:MOST_TRAINING]):
         name = f"training-{number:02d}.webp"
@@ -102,7 +102,7 @@ def _store(config: Config, dataset: Dataset, folder: Path) -> None:
     write_file(folder / THUMBNAIL_INDEX, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def _crop(sample: Sample, config: Config) -> Image.Image:
+def _crop(sample: Example, config: Config) -> Image.Image:
     pixels = resize_and_crop(load_rgb(sample.picture.path, background(config)), sample.size, sample.crop)
     picture = Image.fromarray(((pixels.transpose(1, 2, 0) + 1) * 127.5).round().astype(np.uint8))
     picture.thumbnail((TRAINING_EDGE, TRAINING_EDGE), Image.Resampling.LANCZOS)

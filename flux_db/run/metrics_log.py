@@ -40,8 +40,8 @@ class Metrics:
     """Largest so far, on Ascend only."""
 
 
-class Reporter:
-    """Writes metrics as they come; a reporter that is not enabled (any rank but the first) writes nothing.
+class MetricsLog:
+    """Writes metrics as they come; a metrics_log that is not enabled (any rank but the first) writes nothing.
 
     Nothing here ends a run or holds it up: a full disk, a broken tracker and a closed terminal are reported, no more.
     """

@@ -15,7 +15,7 @@ from flux_db.errors import UserError
 from flux_db.files import read_bytes, read_text
 from flux_db.output_folder import CONFIG, METRICS
 from flux_db.run.sample_files import Round, read_rounds
-from flux_db.run.status import RunState, read_run_state
+from flux_db.run.status import RunStatus, read_status
 
 # A line has about 150 bytes, so that is more than a million steps.
 METRICS_LIMIT = 256 * 2**20
@@ -28,14 +28,14 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFiles:
+class RunRecord:
     folder: Path
     settings: dict[str, Any]
     """Empty if the run's config.yaml is gone."""
     rows: tuple[dict[str, Any], ...]
     """Lines of metrics.jsonl: steps and events."""
     rounds: tuple[Round, ...]
-    state: RunState | None
+    state: RunStatus | None
 
     @property
     def name(self) -> str:
@@ -61,16 +61,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def read_run(folder: Path) -> RunFiles:
+def read_run(folder: Path) -> RunRecord:
     """The run in an output folder; a UserError if there is none."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such folder; give the --output_dir of a run")
-    run = RunFiles(
+    run = RunRecord(
         folder=folder,
         settings=_read_settings(folder / CONFIG),
         rows=tuple(_read_rows(folder / METRICS)),
         rounds=tuple(read_rounds(folder)),
-        state=read_run_state(folder),
+        state=read_status(folder),
     )
     if not (run.settings or run.rows or run.rounds or run.state):
         raise UserError(f"{folder}: no run in it: neither {CONFIG}, {METRICS} nor samples")

@@ -27,7 +27,7 @@ from flux_db.weight_file import open_weights
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 # The global batch is computed with it.
-MOST_CARDS = 2**16
+MOST_DEVICES = 2**16
 
 # Of an optimizer's state: below zero the next update would not be a number.
 NOT_NEGATIVE = ("updates", "bias_correction1", "bias_correction2", "exp_avg_sq", "d")
@@ -126,7 +126,7 @@ def _state_problem(values: Mapping[str, Any], step: int) -> str | None:
         "step": lambda value: _is_count(value) and value == step,
         "skipped": lambda value: _is_count(value) and value <= step,
         "skipped_in_row": lambda value: _is_count(value) and value <= values["skipped"],
-        "world_size": lambda value: _is_count(value) and 1 <= value <= MOST_CARDS,
+        "world_size": lambda value: _is_count(value) and 1 <= value <= MOST_DEVICES,
         "loss_scale": _is_loss_scale,
         "config": _is_config,
         "fingerprints": _are_texts,

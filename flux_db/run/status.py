@@ -18,7 +18,7 @@ Status = Literal["running", "finished", "interrupted", "failed"]
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunStatus:
     """The truth about an output folder; `running` without a holder of the lock means that the run was killed."""
 
     status: Status
@@ -30,7 +30,7 @@ class RunState:
     schema: int
 
 
-def write_run_state(
+def write_status(
     output_dir: Path | str,
     status: Status,
     *,
@@ -43,16 +43,16 @@ def write_run_state(
         raise ValueError(f"no such status: {status}")
     good = None if last_good_checkpoint is None else str(last_good_checkpoint)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    state = RunState(status, step, good, message, now, f"flux_db {__version__}", SCHEMA)
+    state = RunStatus(status, step, good, message, now, f"flux_db {__version__}", SCHEMA)
     try:
         atomic.write_file(Path(output_dir, STATUS), (json.dumps(asdict(state), indent=2) + "\n").encode())
     except OSError as problem:
         say(f"warning: the run's status was not written: {describe(problem)}; the checkpoints are not affected")
 
 
-def read_run_state(output_dir: Path | str) -> RunState | None:
+def read_status(output_dir: Path | str) -> RunStatus | None:
     """The state last written; None where there is none that this version can read."""
     try:
-        return RunState(**json.loads(read_text(Path(output_dir, STATUS))))
+        return RunStatus(**json.loads(read_text(Path(output_dir, STATUS))))
     except (OSError, ValueError, TypeError, RecursionError):
         return None

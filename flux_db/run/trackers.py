@@ -33,7 +33,7 @@ CLOSING_SECONDS = 120.0
 
 
 class Tracker(Protocol):
-    """What the reporter asks of a tracker."""
+    """What the metrics_log asks of a tracker."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
 

@@ -43,7 +43,7 @@ REFUSED: dict[str, str] = {
     "use_8bit_adam": "a LoRA's optimizer state is small and kept in float32; use --optimizer adamw",
     "allow_tf32": "TF32 is not a format of Ascend or the CPU; use --mixed_precision",
     "local_rank": "the rank comes from msrun; use --distributed",
-    "zero_stage": "only the frozen transformer is sharded over cards; use --shard_base",
+    "zero_stage": "only the frozen transformer is sharded over devices; use --shard_base",
     "mindspore_mode": "training always runs in graph mode",
     "prior_generation_precision": "class pictures are generated in the training precision; use --mixed_precision",
     "enable_xformers_memory_efficient_attention": _ATTENTION,

@@ -93,5 +93,5 @@ def shown_settings(config: Config) -> dict[str, Any]:
 
 
 def global_batch(config: Config, world_size: int) -> int:
-    """Pictures of the subject behind one optimizer step, over all cards."""
+    """Pictures of the subject behind one optimizer step, over all devices."""
     return config.optim.train_batch_size * config.optim.gradient_accumulation_steps * world_size

@@ -59,7 +59,7 @@ FREE = frozenset(
     }
 )
 
-# Of these the product counts, over all cards.
+# Of these the product counts, over all devices.
 GLOBAL_BATCH = ("train_batch_size", "gradient_accumulation_steps")
 
 LENGTH = ("max_train_steps", "num_train_epochs")
@@ -130,19 +130,19 @@ def _changed_length(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Chan
 
 
 def _changed_batch(old: Mapping[str, Any], new: Mapping[str, Any], cards_old: int, cards_new: int) -> list[Change]:
-    before, after = _dealing(old, cards_old), _dealing(new, cards_new)
+    before, after = _layout(old, cards_old), _layout(new, cards_new)
     if math.prod(before) == math.prod(after):
         return []
     texts = [
-        f"{batch} x {accumulation} accumulated x {cards} cards = {batch * accumulation * cards}"
-        for batch, accumulation, cards in (before, after)
+        f"{batch} x {accumulation} accumulated x {devices} devices = {batch * accumulation * devices}"
+        for batch, accumulation, devices in (before, after)
     ]
     return [Change("train_batch_size", *texts)]
 
 
-def _dealing(settings: Mapping[str, Any], cards: int) -> tuple[int, int, int]:
+def _layout(settings: Mapping[str, Any], devices: int) -> tuple[int, int, int]:
     batch, accumulation = (settings.get(name, 1) for name in GLOBAL_BATCH)
-    return batch, accumulation, cards
+    return batch, accumulation, devices
 
 
 def refuse_changes(changes: list[Change], allowed: frozenset[str], unfit: Mapping[str, str] | None = None) -> None:

@@ -166,7 +166,7 @@ class OptimConfig:
     """Length of training, optimizer and learning rate"""
 
     train_batch_size: int = 1
-    """Pictures of the subject in a batch, on each card."""
+    """Pictures of the subject in a batch, on each device."""
     gradient_accumulation_steps: int = 1
     """Batches whose gradients are averaged into one optimizer step."""
     num_train_epochs: int = 1
@@ -178,7 +178,7 @@ class OptimConfig:
     learning_rate: float = 1e-4
     """Learning rate after warm-up. Prodigy takes it as a factor on its own step size, by default 1."""
     scale_lr: bool = False
-    """Multiply the learning rate by batch size, accumulation steps and number of cards."""
+    """Multiply the learning rate by batch size, accumulation steps and number of devices."""
     lr_scheduler: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
     ] = "constant"
@@ -306,9 +306,9 @@ class RuntimeConfig:
     jit_level: Literal["O0", "O1", "O2"] = "O1"
     """MindSpore's compilation level on Ascend. The CPU backend always compiles at O0."""
     distributed: bool = False
-    """Demand several cards: refused in a process that msrun did not start. Under msrun it need not be given."""
+    """Demand several devices: refused in a process that msrun did not start. Under msrun it need not be given."""
     shard_base: bool = False
-    """Spread the frozen transformer over the cards, for cards with less memory; each weight is gathered when it is
+    """Spread the frozen transformer over the devices, for devices with less memory; each weight is gathered when it is
     used. The result is the same."""
 
 

@@ -16,7 +16,7 @@ from flux_db.model import adapter, loading, model_folder, optim, sharding
 from flux_db.model.optim import FlatOptimizer
 from flux_db.model.runtime import Runtime
 from flux_db.settings.schema import Config
-from flux_db.stream import Dealing
+from flux_db.stream import BatchLayout
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
 
 # As torch's GradScaler: double after 2000 good steps, halve after an overflow.
@@ -32,7 +32,7 @@ class Training:
     step: TrainStepForFluxDevDB
     scaler: DynamicLossScaler | None
     """With fp16 only."""
-    dealing: Dealing
+    layout: BatchLayout
     total_steps: int
     learning_rates: np.ndarray
     """[total_steps]"""
@@ -41,7 +41,7 @@ class Training:
 
 
 def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Training:
-    dealing = Dealing(
+    layout = BatchLayout(
         batch=config.optim.train_batch_size,
         accumulation=config.optim.gradient_accumulation_steps,
         world_size=runtime.world_size,
@@ -49,7 +49,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     )
     with stage("Loading the transformer"):
         transformer = loading.load_transformer(model, runtime.dtype, config.model.variant)
-    rows = dealing.batch * (2 if dataset.class_samples else 1)
+    rows = layout.batch * (2 if dataset.class_examples else 1)
     dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows)
     if config.runtime.shard_base:
         _shard(transformer, runtime)
@@ -60,7 +60,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     scaler = None
     if config.runtime.mixed_precision == "fp16":
         scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
-    settings = step_settings(config, runtime, model, prior=bool(dataset.class_samples))
+    settings = step_settings(config, runtime, model, prior=bool(dataset.class_examples))
     vae = None
     if not config.data.cache_latents:
         with stage("Loading the VAE"):
@@ -70,21 +70,21 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
-    total = total_steps(config, dataset, dealing.global_batch)
-    scale = dealing.global_batch if config.optim.scale_lr else 1
+    total = total_steps(config, dataset, layout.global_batch)
+    scale = layout.global_batch if config.optim.scale_lr else 1
     if runtime.is_main:
         count = sum(optimizer.sizes)
         say(
             f"LoRA of rank {config.lora.rank} in {len(weights) // 2} layers, {count / 1e6:.2f} M parameters; "
-            f"{len(dataset.samples)} pictures, {total} steps of {dealing.global_batch}"
+            f"{len(dataset.examples)} pictures, {total} steps of {layout.global_batch}"
         )
-        _tell_data(config, dataset, dealing)
+        _tell_data(config, dataset, layout)
     return Training(
         transformer=transformer,
         optimizer=optimizer,
         step=step,
         scaler=scaler,
-        dealing=dealing,
+        layout=layout,
         total_steps=total,
         learning_rates=np.array([optim.learning_rate(config.optim, n, total, scale) for n in range(total)], np.float32),
         num_timesteps=len(settings.sigmas),
@@ -93,31 +93,31 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
 
 
 def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
-    with stage("Spreading the transformer over the cards"):
+    with stage("Spreading the transformer over the devices"):
         before, after = sharding.shard_base(transformer, runtime)
     if runtime.world_size == 1:
-        say("warning: --shard_base does nothing on one card")
+        say("warning: --shard_base does nothing on one device")
     elif runtime.is_main:
-        say(f"Each card keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
+        say(f"Each device keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
 
 
-def _tell_data(config: Config, dataset: Dataset, dealing: Dealing) -> None:
-    counts = Counter(sample.size for sample in dataset.samples)
+def _tell_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
+    counts = Counter(example.size for example in dataset.examples)
     if len(counts) > 1:
         shown = ", ".join(f"{width} x {height}: {counts[height, width]}" for height, width in dataset.sizes)
         say(f"Pictures in each bucket, which is a graph of its own: {shown}")
         small = [
-            f"{width} x {height}" for height, width in dataset.sizes if counts[height, width] < dealing.global_batch
+            f"{width} x {height}" for height, width in dataset.sizes if counts[height, width] < layout.global_batch
         ]
         if small:
             say(
-                f"warning: fewer pictures than the {dealing.global_batch} of a step in {', '.join(small)}: "
+                f"warning: fewer pictures than the {layout.global_batch} of a step in {', '.join(small)}: "
                 "its steps repeat them, and not every epoch has such a step"
             )
     if dataset.masked:
-        masked = sum(sample.mask is not None for sample in dataset.samples)
+        masked = sum(example.mask is not None for example in dataset.examples)
         weight = config.data.unmasked_weight
-        say(f"Masks for {masked} of {len(dataset.samples)} pictures; outside of them the loss counts {weight:g}")
+        say(f"Masks for {masked} of {len(dataset.examples)} pictures; outside of them the loss counts {weight:g}")
 
 
 def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:

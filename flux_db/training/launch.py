@@ -1,7 +1,7 @@
-"""`python -m flux_db launch`: several cards under msrun, looked after from start to end.
+"""`python -m flux_db launch`: several devices under msrun, looked after from start to end.
 
-msrun starts one process per card and ends them all when one fails. What it lacks is added here: the encoding before
-the cards start, the first rank's progress on the terminal, signals passed on to the workers, a short report of the
+msrun starts one process per device and ends them all when one fails. What it lacks is added here: the encoding before
+the devices start, the first rank's progress on the terminal, signals passed on to the workers, a short report of the
 worker that failed, the true exit code, and no process left behind.
 """
 
@@ -47,14 +47,14 @@ SCHEDULER_SECONDS, FAILED_SCHEDULER_SECONDS = 60.0, 1.0
 # Several servers must agree on one without talking.
 DEFAULT_PORT = 8118
 # Beyond any server and any cluster.
-MOST_CARDS, MOST_NODES = 256, 10_000
+MOST_DEVICES, MOST_NODES = 256, 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cards:
+class Devices:
     """Where the processes run."""
 
-    cards: int
+    devices: int
     """On each server."""
     nodes: int = 1
     node_rank: int = 0
@@ -64,10 +64,14 @@ class Cards:
 
     @property
     def total(self) -> int:
-        return self.cards * self.nodes
+        return self.devices * self.nodes
 
     def problems(self) -> list[str]:
-        bounds = (("CARDS", self.cards, MOST_CARDS), ("NODES", self.nodes, MOST_NODES), ("PORT", self.port, 65534))
+        bounds = (
+            ("DEVICES", self.devices, MOST_DEVICES),
+            ("NODES", self.nodes, MOST_NODES),
+            ("PORT", self.port, 65534),
+        )
         found = [
             f"{name}={value}: must be from 1 to {most}"
             for name, value, most in bounds
@@ -80,8 +84,8 @@ class Cards:
         return found
 
 
-def launch(config: Config, flags: Sequence[str], where: Cards, log_dir: Path | None = None) -> int:
-    """Prepare, train on all cards, and return the exit code of the run."""
+def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path | None = None) -> int:
+    """Prepare, train on all devices, and return the exit code of the run."""
     if problems := where.problems():
         raise UserError(problems)
     log_dir = log_dir or Path(config.output.output_dir, config.output.logging_dir)
@@ -95,11 +99,11 @@ def launch(config: Config, flags: Sequence[str], where: Cards, log_dir: Path | N
         if lacks_class_images(config):
             if where.node_rank == 0 and (code := supervisor.run(child.command("encode", *flags))):
                 return code
-            say(f"Drawing class pictures on {where.total} cards")
+            say(f"Drawing class pictures on {where.total} devices")
             if code := supervisor.run_workers([child.MAIN, "class-images", *flags], where, 1):
                 return code
-        cards = {"MS_WORKER_NUM": str(where.total)}
-        if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags), **cards)):
+        devices = {"MS_WORKER_NUM": str(where.total)}
+        if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags), **devices)):
             return code
         return supervisor.run_workers([SCRIPT, *flags], where, 0)
 
@@ -161,8 +165,8 @@ class Supervisor:
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
             return self._wait(process)
 
-    def run_workers(self, command: Sequence[str], where: Cards, stage: int) -> int:
-        """The command on every card under msrun; returns the exit code of the worker that failed first, or 0."""
+    def run_workers(self, command: Sequence[str], where: Devices, stage: int) -> int:
+        """The command on every device under msrun; returns the exit code of the worker that failed first, or 0."""
         worker_logs.keep_old(self.log_dir)
         port = _port(where, stage)
         if where.node_rank:
@@ -172,7 +176,7 @@ class Supervisor:
         msrun = [
             str(Path(sys.executable).parent / "msrun"),
             f"--worker_num={where.total}",
-            f"--local_worker_num={where.cards}",
+            f"--local_worker_num={where.devices}",
             f"--master_addr={where.master_addr}",
             f"--master_port={port}",
             f"--log_dir={self.log_dir}",
@@ -182,7 +186,7 @@ class Supervisor:
         ]
         if where.nodes > 1:
             msrun.append(f"--node_rank={where.node_rank}")
-        say(f"Starting {where.cards} workers; their logs are in {self.log_dir}")
+        say(f"Starting {where.devices} workers; their logs are in {self.log_dir}")
         shown = worker_logs.follow(worker_logs.worker(self.log_dir, 0)) if where.node_rank == 0 else nullcontext()
         with (self.log_dir / worker_logs.MSRUN).open("wb") as output, shown:
             words = child.tied([*msrun, *command])
@@ -198,7 +202,7 @@ class Supervisor:
             return code
         return worker_logs.tell_failure(self.log_dir, self._ranks)
 
-    def _environment(self, where: Cards) -> dict[str, str]:
+    def _environment(self, where: Devices) -> dict[str, str]:
         # msrun starts plain `python`
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         patience = PATIENCE | ({} if where.nodes > 1 else ONE_SERVER_PATIENCE)
@@ -232,7 +236,7 @@ class Supervisor:
                         _send(process.pid, signal.SIGKILL)
 
     def _wait_for_first_server(self, address: str, port: int) -> None:
-        say(f"Waiting for the first server at {address}:{port}, which encodes before it starts its cards")
+        say(f"Waiting for the first server at {address}:{port}, which encodes before it starts its devices")
         while not self.signal:
             with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=5):
                 return
@@ -276,7 +280,7 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _port(where: Cards, stage: int) -> int:
+def _port(where: Devices, stage: int) -> int:
     """The port of the scheduler; on several servers each stage has its own, so that none joins the wrong one."""
     if where.port is not None or where.nodes > 1:
         return (where.port or DEFAULT_PORT) + stage
@@ -285,7 +289,7 @@ def _port(where: Cards, stage: int) -> int:
         return free.getsockname()[1]
 
 
-def launched_as(where: Cards) -> str:
+def launched_as(where: Devices) -> str:
     """The words that start the same launch again, but for the trainer's flags."""
     if where.nodes > 1:
         return shlex.join(
@@ -294,9 +298,9 @@ def launched_as(where: Cards) -> str:
                 f"NODES={where.nodes}",
                 f"NODE_RANK={where.node_rank}",
                 f"MASTER_ADDR={where.master_addr}",
-                f"CARDS={where.cards}",
+                f"DEVICES={where.devices}",
                 "bash",
                 "scripts/train_nodes.sh",
             ]
         )
-    return shlex.join(["env", f"CARDS={where.cards}", "bash", "scripts/train_multi.sh"])
+    return shlex.join(["env", f"DEVICES={where.devices}", "bash", "scripts/train_multi.sh"])

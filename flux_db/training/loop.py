@@ -26,7 +26,7 @@ from flux_db.model.runtime import Runtime
 from flux_db.output_folder import BEST_LORA, CONFIG, LORA_FILE, METRICS, checkpoint_name
 from flux_db.report.run_page import write_report
 from flux_db.run import checkpoint, metrics_file, sample_files
-from flux_db.run.metrics_log import Metrics, Reporter
+from flux_db.run.metrics_log import Metrics, MetricsLog
 from flux_db.run.saved_state import Best, lora_steps
 from flux_db.settings.command_line import lasting_flags
 from flux_db.settings.schema import Config, to_flat_dict
@@ -86,9 +86,11 @@ class Trainer:
 
     # --- the loop ---
 
-    def run(self, reporter: Reporter, validator: Validator | None, held_out: HeldOut | None, stop: StopRequest) -> int:
+    def run(
+        self, metrics_log: MetricsLog, validator: Validator | None, held_out: HeldOut | None, stop: StopRequest
+    ) -> int:
         """Train to the end. Returns the exit code: 0, or 128 + signal if a signal stopped the run."""
-        self.reporter, self.validator, self.held_out = reporter, validator, held_out
+        self.metrics_log, self.validator, self.held_out = metrics_log, validator, held_out
         first = self.progress.step
         with (
             # before the first step there is nothing to save; of several ranks the first decides, and the others follow
@@ -124,9 +126,9 @@ class Trainer:
         pending: Pending | None = None
         self._clock = time.monotonic()
         for micro_step, result in enumerate(self._results(), start=self.source.start):
-            if not self.training.dealing.is_boundary(micro_step):
+            if not self.training.layout.is_boundary(micro_step):
                 continue
-            step = micro_step // self.training.dealing.accumulation + 1
+            step = micro_step // self.training.layout.accumulation + 1
             # reading a result waits for the device: read the one before, while this one is computed
             if pending:
                 self._finish(pending)
@@ -192,8 +194,8 @@ class Trainer:
         progress.step = pending.step
         progress.skipped += not applied
         progress.skipped_in_row = 0 if applied else progress.skipped_in_row + 1
-        epoch = pending.step * self.training.dealing.global_batch / len(self.source.dataset.samples)
-        self.reporter.step(
+        epoch = pending.step * self.training.layout.global_batch / len(self.source.dataset.examples)
+        self.metrics_log.step(
             Metrics(
                 step=pending.step,
                 epoch=round(epoch, 4),
@@ -222,7 +224,7 @@ class Trainer:
         if self.validator:
             self.validator.run(step)
         if self.runtime.is_main:
-            self.reporter.end_round(step, sample_files.count(self.output, step))
+            self.metrics_log.end_round(step, sample_files.count(self.output, step))
             write_report(self.output)
         self._clock = time.monotonic()
 
@@ -241,7 +243,7 @@ class Trainer:
                 best = False
         if best:
             self.best = Best(step, loss, held_out.fingerprint)
-        self.reporter.validation_loss(step, loss, held_out.fingerprint, best=bool(best))
+        self.metrics_log.validation_loss(step, loss, held_out.fingerprint, best=bool(best))
 
     def _is_trained(self) -> bool:
         """Whether any step has changed the LoRA."""
@@ -269,7 +271,7 @@ class Trainer:
                 files = snapshot.to_files(self.training, self.config, self.progress, self._about(), self.facts())
                 if self.best and lora_steps(self.output / BEST_LORA) == self.best.step:
                     files[BEST_LORA] = (self.output / BEST_LORA).read_bytes()
-                self.reporter.flush()
+                self.metrics_log.flush()
                 self.last_checkpoint = checkpoint.save(self.output, self.progress.step, files)
                 self._prune()
             except snapshot.WeightsNotFinite as problem:
@@ -280,7 +282,7 @@ class Trainer:
                     f"WARNING: checkpoint {self.progress.step} was not saved: {describe(problem)}; training goes on "
                     f"(the last good one: {good})"
                 )
-                self.reporter.event({"step": self.progress.step, "event": "save failed", "message": str(problem)})
+                self.metrics_log.event({"step": self.progress.step, "event": "save failed", "message": str(problem)})
             self._note("running")
         self.runtime.barrier()
         self._clock = time.monotonic()
@@ -299,8 +301,8 @@ class Trainer:
         about |= {name: value.encode() for name, value in self.start.fingerprints.items()}
         if different := self.runtime.differing(snapshot.contents(self.training) | about):
             raise TrainingFailed(
-                f"{when} the cards differ from rank 0 in: {'; '.join(different)}. They must be bitwise equal, so this "
-                f"run cannot be trusted any more. The last good checkpoint: {self.last_checkpoint or 'none'}",
+                f"{when} the devices differ from rank 0 in: {'; '.join(different)}. They must be bitwise equal, so "
+                f"this run cannot be trusted any more. The last good checkpoint: {self.last_checkpoint or 'none'}",
                 everywhere=True,
             )
 
@@ -330,7 +332,7 @@ class Trainer:
 
     def _interrupted(self) -> None:
         self._note("interrupted")
-        self.reporter.close()
+        self.metrics_log.close()
         if self.runtime.is_main:
             say(f"Stopped after step {self.progress.step}; {self._saved()}. To go on:")
             flags = lasting_flags(sys.argv[1:], lambda: self.output / CONFIG)
@@ -356,13 +358,13 @@ class Trainer:
         }
 
     def facts(self) -> trained_file.Facts:
-        pictures = {sample.picture.digest for sample in self.source.dataset.samples}
-        batch = self.training.dealing.global_batch
+        pictures = {sample.picture.digest for sample in self.source.dataset.examples}
+        batch = self.training.layout.global_batch
         return trained_file.Facts(steps=self.progress.step, pictures=len(pictures), global_batch=batch)
 
     def _note(self, status: str, message: str | None = None) -> None:
         if self.runtime.is_main:
-            status.write_run_state(
+            status.write_status(
                 self.output,
                 status,
                 step=self.progress.step,

@@ -13,7 +13,7 @@ from flux_db.check.model import locate_checked
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable, say
 from flux_db.data import encode, encode_cache
-from flux_db.data.dataset import Dataset, number_of_cards, read_dataset
+from flux_db.data.dataset import Dataset, number_of_devices, read_dataset
 from flux_db.data.encode_cache import Cache
 from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
@@ -46,9 +46,9 @@ class Alone:
     world_size: int = 1
 
     @property
-    def cards(self) -> int | None:
+    def devices(self) -> int | None:
         """How many the training will have, as launch tells; None if nobody does."""
-        return number_of_cards() if "MS_WORKER_NUM" in os.environ else None
+        return number_of_devices() if "MS_WORKER_NUM" in os.environ else None
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
@@ -64,7 +64,7 @@ class Prepared(NamedTuple):
 def prepare(config: Config, place: Place) -> Prepared:
     """The model's folder, the filled cache, the data, and where to start. Encoders load only for what the cache lacks.
 
-    With several cards everything must have been prepared before: no rank waits while another encodes.
+    With several devices everything must have been prepared before: no rank waits while another encodes.
     """
     output = Path(config.output.output_dir)
     if place.is_main:
@@ -81,26 +81,26 @@ def prepare(config: Config, place: Place) -> Prepared:
         if len(warnings) > WARNINGS_SHOWN:
             say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
     lacks_class = lacks_class_images(config)
-    cards = place.cards if isinstance(place, Alone) else place.world_size
+    devices = place.devices if isinstance(place, Alone) else place.world_size
     own_parts = fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
     fingerprints = {"model_fingerprint": own_parts + cache.text_model}
     if not lacks_class:
         fingerprints["data_fingerprint"] = dataset.fingerprint()
     # a resume that is refused must not have encoded or written anything
-    start = find_start(config, dataset, fingerprints, cards)
+    start = find_start(config, dataset, fingerprints, devices)
     work = encode.missing(config, cache, dataset)
     if place.world_size > 1 and (work or lacks_class):
         raise UserError(
-            "not everything is encoded yet, and no card waits while another encodes; start with scripts/train_multi.sh,"
-            " or run python -m flux_db prepare with the same flags first (on several servers all folders must be on a "
-            "file system that all of them see)"
+            "not everything is encoded yet, and no device waits while another encodes; start with "
+            "scripts/train_multi.sh, or run python -m flux_db prepare with the same flags first (on several servers "
+            "all folders must be on a file system that all of them see)"
         )
     if lacks_class:
         _encode(config, cache, work)
         _run("class-images", config)
         dataset, _ = read_dataset(config)
         fingerprints["data_fingerprint"] = dataset.fingerprint()
-        start = find_start(config, dataset, fingerprints, cards)
+        start = find_start(config, dataset, fingerprints, devices)
         work = encode.missing(config, cache, dataset)
     _encode(config, cache, work)
     if not work and place.is_main:

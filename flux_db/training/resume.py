@@ -62,10 +62,10 @@ class Ground:
 # --- found and judged --------------------------------------------------------------------------------------------
 
 
-def find_start(config: Config, dataset: Dataset, fingerprints: dict[str, str], cards: int | None = None) -> Start:
+def find_start(config: Config, dataset: Dataset, fingerprints: dict[str, str], devices: int | None = None) -> Start:
     """The checkpoint to go on from, if any; a UserError if this run could not, or would give another result.
 
-    `cards` is None where it is not known yet; then the checkpoint's number is taken. What is not in `fingerprints` is
+    `devices` is None where it is not known yet; then the checkpoint's number is taken. What is not in `fingerprints` is
     not compared.
     """
     wanted, output = config.output.resume_from_checkpoint, Path(config.output.output_dir)
@@ -74,22 +74,22 @@ def find_start(config: Config, dataset: Dataset, fingerprints: dict[str, str], c
     saved = _latest(output) if wanted == "latest" else saved_state.read(Path(wanted))
     if saved is None:
         return Start(fingerprints=fingerprints, repeats=_is_repeated(_read_settings(output / CONFIG), config))
-    cards = cards or saved.world_size
+    devices = devices or saved.world_size
     compared = {name: saved.fingerprints.get(name, resume_rules.ABSENT) for name in fingerprints}
     found = resume_rules.changed_settings(
         {**saved.config, **compared},
         {**to_flat_dict(config), **fingerprints},
         world_size_old=saved.world_size,
-        world_size_new=cards,
+        world_size_new=devices,
     )
     resume_rules.refuse_changes(found, config.output.changes_allowed, _unfit(saved, config))
-    total = total_steps(config, dataset, global_batch(config, cards))
+    total = total_steps(config, dataset, global_batch(config, devices))
     if saved.progress.step > total:
         raise UserError(
             f"--resume_from_checkpoint: {saved.folder} is at step {saved.progress.step}, beyond this run's "
             f"{total} steps; give a larger --max_train_steps, or an earlier checkpoint"
         )
-    repeats = compared == fingerprints and cards == saved.world_size and _is_repeated(saved.config, config)
+    repeats = compared == fingerprints and devices == saved.world_size and _is_repeated(saved.config, config)
     return Start(fingerprints=fingerprints, saved=saved, repeats=repeats)
 
 

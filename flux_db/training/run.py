@@ -14,7 +14,7 @@ from flux_db.model.sampler import Sampler
 from flux_db.output_folder import BEST_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
 from flux_db.report import hub, model_card
 from flux_db.report.thumbnails import store_training_pictures
-from flux_db.run.metrics_log import Reporter
+from flux_db.run.metrics_log import MetricsLog
 from flux_db.run.saved_state import Progress
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import Config
@@ -34,7 +34,7 @@ def train(
     progress = start.progress
     if start.saved:
         snapshot.restore(start.saved, training, config)
-    every = sample_rounds.steps_between(config, len(dataset.samples), training.dealing.global_batch)
+    every = sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch)
     ground = Ground(start.saved.folder if start.saved else None)
     runtime.barrier()  # all ranks have read the folder before the first one changes it
     if runtime.is_main:
@@ -49,16 +49,16 @@ def train(
         ground=ground,
         every=every,
     )
-    reporter = Reporter(config, training.total_steps, progress.step, enabled=runtime.is_main)
+    metrics_log = MetricsLog(config, training.total_steps, progress.step, enabled=runtime.is_main)
     try:
         validator = held_out = None
         if validation_prompts(config):
             sampler = Sampler(model, training.transformer, runtime.dtype, config.model.variant)
-            validator = Validator(config, runtime, cache, sampler, reporter)
+            validator = Validator(config, runtime, cache, sampler, metrics_log)
         if dataset.held_out:
             settings = step_settings(config, runtime, model, prior=False)
             held_out = HeldOut(config, runtime, cache, dataset, training.transformer, settings)
-        code = trainer.run(reporter, validator, held_out, stop)
+        code = trainer.run(metrics_log, validator, held_out, stop)
     except TrainingFailed as problem:
         if runtime.is_main or not problem.everywhere:
             say(f"error: {problem}")
@@ -66,7 +66,7 @@ def train(
             runtime.barrier()  # the launcher ends all processes as soon as one has ended
         return 1
     finally:
-        reporter.close()
+        metrics_log.close()
     if code == 0 and runtime.is_main:
         model_card.write_card(config, trainer.facts())
         _tell_results(config)
@@ -79,11 +79,11 @@ def batch_source(config: Config, training: Training, cache: Cache, dataset: Data
         config=config,
         dataset=dataset,
         cache=cache,
-        dealing=training.dealing,
+        layout=training.layout,
         latent_shape=training.latent_shape,
         learning_rates=training.learning_rates,
         num_timesteps=training.num_timesteps,
-        start=progress.step * training.dealing.accumulation,
+        start=progress.step * training.layout.accumulation,
     )
 
 

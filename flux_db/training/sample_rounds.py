@@ -18,7 +18,7 @@ from flux_db.output_folder import GRID, SAMPLES
 from flux_db.report.sample_sheet import sample_sheet
 from flux_db.run import sample_files
 from flux_db.run.metrics_file import ROUND_FAILED
-from flux_db.run.metrics_log import Reporter
+from flux_db.run.metrics_log import MetricsLog
 from flux_db.settings.derived import validation_prompts, validation_size
 from flux_db.settings.schema import Config
 
@@ -44,13 +44,15 @@ class Validator:
     Every rank draws its share of them into files; the first rank then puts all into one sheet.
     """
 
-    def __init__(self, config: Config, runtime: Runtime, cache: Cache, sampler: Sampler, reporter: Reporter) -> None:
+    def __init__(
+        self, config: Config, runtime: Runtime, cache: Cache, sampler: Sampler, metrics_log: MetricsLog
+    ) -> None:
         self.output = Path(config.output.output_dir)
         self.runtime = runtime
         # a transformer spread over the ranks needs all of them for every forward
         self.even = config.runtime.shard_base
         self.sampler = sampler
-        self.reporter = reporter
+        self.metrics_log = metrics_log
         validation = config.validation
         pairs = [(p, n) for p in validation_prompts(config) for n in range(validation.num_validation_images)]
         self.prompts = [prompt for prompt, _ in pairs]
@@ -111,11 +113,11 @@ class Validator:
         latest = [round_ for round_ in rounds if round_.step == step]
         if latest:
             pictures = [Image.open(picture.path).convert("RGB") for picture in latest[0].pictures]
-            self.reporter.picture("samples", grid([pictures]), step)
+            self.metrics_log.picture("samples", grid([pictures]), step)
 
     def _warn(self, step: int, problem: str) -> None:
         say(f"warning: not all samples at step {step}: {problem}; training goes on")
-        self.reporter.event({"step": step, "event": ROUND_FAILED, "message": problem})
+        self.metrics_log.event({"step": step, "event": ROUND_FAILED, "message": problem})
 
 
 def _describe(error: Exception) -> str:

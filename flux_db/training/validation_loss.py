@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 
 from flux_db.console import say, stage
 from flux_db.data import encode_cache, timesteps
-from flux_db.data.dataset import Dataset, Sample
+from flux_db.data.dataset import Dataset, Example
 from flux_db.data.encode_cache import Cache
 from flux_db.model import flow
 from flux_db.model.runtime import Runtime
@@ -71,10 +71,10 @@ class HeldOut:
         self.even = config.runtime.shard_base
         self.loss = FlowLoss(transformer, settings)
         timesteps = [timesteps.timestep_index((i + 0.5) / LEVELS, len(settings.sigmas)) for i in range(LEVELS)]
-        self.evaluations = [(sample, index) for sample in dataset.held_out for index in timesteps]
+        self.evaluations = [(example, index) for example in dataset.held_out for index in timesteps]
         self.compiled = not runtime.is_main  # the other ranks say nothing
         about = [config.data.resolution, self.seed, settings.guidance_scale, timesteps]
-        about += [[sample.picture.digest, sample.prompt] for sample in dataset.held_out]
+        about += [[example.picture.digest, example.prompt] for example in dataset.held_out]
         self.fingerprint = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
 
     def measure(self) -> float:
@@ -96,12 +96,12 @@ class HeldOut:
             self.transformer.set_train(was_training)
         return float(self.runtime.sum(losses).astype(np.float64).mean())
 
-    def _one(self, sample: Sample, index: int) -> float:
-        moments = encode_cache.read(self.cache.picture_file(sample, False))["moments"]
-        prompt = encode_cache.read(self.cache.prompt_file(sample.prompt))
+    def _one(self, example: Example, index: int) -> float:
+        moments = encode_cache.read(self.cache.picture_file(example, False))["moments"]
+        prompt = encode_cache.read(self.cache.prompt_file(example.prompt))
         channels, height, width = moments.shape[0] // 2, *moments.shape[1:]
         # keyed by content: a new picture changes no other's noise
-        rng = generator(self.seed, int(sample.picture.digest[:15], 16), Purpose.VALIDATION, lane=index)
+        rng = generator(self.seed, int(example.picture.digest[:15], 16), Purpose.VALIDATION, stream_id=index)
         arrays = (
             moments[None],
             rng.standard_normal((1, channels, height, width), np.float32),

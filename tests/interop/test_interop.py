@@ -19,7 +19,7 @@ from flux_db.model import adapter, flow, loading
 from flux_db.model.sampler import Request, Sampler, SampleSettings
 from flux_db.parity import golden
 from flux_db.settings.schema import LoraConfig, to_flat_dict
-from flux_db.stream import Dealing, Purpose, generator
+from flux_db.stream import BatchLayout, Purpose, generator
 from flux_db.training import build
 from flux_db.training.prepare import prepare
 from flux_db.weight_file import to_bytes
@@ -70,7 +70,7 @@ def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
         config=run,
         dataset=dataset,
         cache=cache,
-        dealing=Dealing(batch=run.optim.train_batch_size),
+        layout=BatchLayout(batch=run.optim.train_batch_size),
         latent_shape=build.latent_shape(run, model),
         learning_rates=np.full(STEPS, run.optim.learning_rate, np.float32),
         num_timesteps=1000,

@@ -43,9 +43,9 @@ PLACES: dict[str, Mapping[str, str | None]] = {
 # What msrun sets for its workers; by hand it may be anything.
 CARDS: dict[str, Mapping[str, str | None]] = {
     "cards that are no number": {"MS_WORKER_NUM": "many"},
-    "no cards": {"MS_WORKER_NUM": "0"},
+    "no devices": {"MS_WORKER_NUM": "0"},
     "cards below 0": {"MS_WORKER_NUM": "-1"},
-    "an empty number of cards": {"MS_WORKER_NUM": ""},
+    "an empty number of devices": {"MS_WORKER_NUM": ""},
 }
 
 # It works, or it says in a line why not.
@@ -62,7 +62,7 @@ def plans() -> Iterator[Plan]:
         for name in ("check", "info"):
             yield plan(f"{name} with {about}", around, COMMANDS[name], variables, "utf-8", way="start")
     for about, variables in CARDS.items():
-        yield plan(f"check with {about}", cards, variables, way="start")
+        yield plan(f"check with {about}", devices, variables, way="start")
     for stream in ("closed", "broken pipe", "full disk"):
         for name, build in COMMANDS.items():
             yield plan(f"{name}, stdout {stream}", output, build, {"stdout": stream}, way="start")
@@ -113,8 +113,8 @@ def around(bench: Bench, build: Callable[[Bench], Case], variables: Mapping[str,
     return case.but(environment=variables, encoding=encoding, expect=replace(CLEAR, look=case.expect.look))
 
 
-def cards(bench: Bench, variables: Mapping[str, str | None]) -> Case:
-    case = bench.check(Expect(codes=(2,), names=("MS_WORKER_NUM", "--cards", "CARDS")))
+def devices(bench: Bench, variables: Mapping[str, str | None]) -> Case:
+    case = bench.check(Expect(codes=(2,), names=("MS_WORKER_NUM", "--cards", "DEVICES")))
     return case.but(environment=variables)
 
 

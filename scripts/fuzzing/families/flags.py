@@ -201,7 +201,7 @@ def _commands() -> Iterator[Plan]:
         ["launch", "--cards", "2", "--port", "99999999", "--"], ["launch", "--cards", "2", "--port", "-1", "--"],
         ["launch", "--cards", "1000000000", "--"],
     ):  # fmt: skip
-        yield plan(" ".join(words)[:40], launch, refused("--", "CARDS", "NODE", "PORT"), words)
+        yield plan(" ".join(words)[:40], launch, refused("--", "DEVICES", "NODE", "PORT"), words)
     for words in (
         ["tiny-model", "/etc/passwd"], ["tiny-model", "/proc/x"],
         ["tiny-model", "made", "--size", "huge"], ["demo-pictures", "made", "--count", "-1"],

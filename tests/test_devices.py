@@ -1,4 +1,4 @@
-"""Several cards, for real: the launch scripts and msrun with two CPU processes."""
+"""Several devices, for real: the launch scripts and msrun with two CPU processes."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from world import lora_bytes, metrics
 
 from flux_db.interrupt import COMMAND, resume_command
 from flux_db.training import worker_logs
-from flux_db.training.launch import Cards
+from flux_db.training.launch import Devices
 
 # LoRA in the last block only: the step compiles in seconds
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 10, "checkpointing_steps": 5}
@@ -25,14 +25,14 @@ VALIDATION = {"validation_prompt": "a dog", "num_validation_images": 3, "validat
 VALIDATION |= {"validation_inference_steps": 2}
 
 
-def start(settings: dict, cards: int = 2, wrong: str | None = None) -> subprocess.Popen:
+def start(settings: dict, devices: int = 2, wrong: str | None = None) -> subprocess.Popen:
     """The launch script; or with `wrong`, the same launch with tests/ranks.py as the trainer."""
-    command = program.script(f"train_{'multi' if cards > 1 else 'single'}.sh", *flags(settings))
+    command = program.script(f"train_{'multi' if devices > 1 else 'single'}.sh", *flags(settings))
     if wrong:
         swapped = "import sys; from flux_db import launch, __main__ as m; launch.SCRIPT = sys.argv[1]; "
         swapped += "sys.exit(m.main(['launch', '--cards', '2', '--', *sys.argv[2:]]))"
         command = [program.PYTHON, "-c", swapped, str(program.ROOT / "tests" / "ranks.py"), *flags(settings)]
-    environment = program.environment(CARDS=str(cards), WRONG=wrong or "")
+    environment = program.environment(DEVICES=str(devices), WRONG=wrong or "")
     return program.start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -93,9 +93,9 @@ def losses(output: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def single(world, tmp_path_factory):
-    """Ten steps on one card, by the script for one card."""
+    """Ten steps on one device, by the script for one device."""
     output = tmp_path_factory.mktemp("single")
-    process = start(world.settings(output, train_batch_size=4, **QUICK), cards=1)
+    process = start(world.settings(output, train_batch_size=4, **QUICK), devices=1)
     text = finish(process)
     assert process.returncode == 0, text[-3000:]
     assert "training: 100%" in text and "Done." in text
@@ -104,7 +104,7 @@ def single(world, tmp_path_factory):
 
 
 def test_two_cards_then_one_equal_one_card_throughout(world, single, tmp_path):
-    """Five steps on two cards with samples, then five on one: the same run as ten steps on one."""
+    """Five steps on two devices with samples, then five on one: the same run as ten steps on one."""
     output = tmp_path / "run"
     settings = world.settings(output, train_batch_size=2, **QUICK | VALIDATION | {"max_train_steps": 5})
     process = start(settings)
@@ -120,7 +120,7 @@ def test_two_cards_then_one_equal_one_card_throughout(world, single, tmp_path):
         ]
 
     more = world.settings(output, train_batch_size=4, resume_from_checkpoint="latest", **QUICK)
-    process = start(more, cards=1)
+    process = start(more, devices=1)
     text = finish(process)
     assert process.returncode == 0, text[-3000:]
     assert "Going on from" in text
@@ -133,7 +133,7 @@ def test_a_base_spread_over_the_cards_trains_the_same(world, single, tmp_path):
     process = start(settings | VALIDATION | {"validation_steps": 10, "num_validation_images": 1})
     text = finish(process)
     assert process.returncode == 0, text[-3000:]
-    kept = text.partition("Each card keeps ")[2].split()
+    kept = text.partition("Each device keeps ")[2].split()
     assert float(kept[0]) < 0.6 * float(kept[5]), kept
     assert largest_difference(tmp_path / "run", single) < 1e-5
     assert (tmp_path / "run" / "samples" / "step-00010" / "00.png").is_file()
@@ -152,7 +152,7 @@ def test_sigterm_stops_all_ranks_on_the_same_step(world, tmp_path):
     assert state["status"] == "interrupted"
     assert Path(state["last_good_checkpoint"]).name == f"checkpoint-{state['step']}"
     command = text.strip().splitlines()[-1].strip()
-    assert command.startswith("env CARDS=2 bash scripts/train_multi.sh --"), command
+    assert command.startswith("env DEVICES=2 bash scripts/train_multi.sh --"), command
     assert command.endswith("--resume_from_checkpoint latest")
 
 
@@ -182,7 +182,7 @@ def test_no_process_outlives_a_killed_launch(world, tmp_path):
     ("wrong", "code", "message"),
     [
         ("fail_before_init", 1, "this rank fails before it has joined the others"),
-        ("differ_at_the_start", 1, "at the start the cards differ from rank 0 in: LoRA weights (rank 1)"),
+        ("differ_at_the_start", 1, "at the start the devices differ from rank 0 in: LoRA weights (rank 1)"),
         ("raise_after_init", 1, "this rank fails after it has joined the others"),
     ],
 )
@@ -203,7 +203,7 @@ def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path
     process = start(settings, wrong="nan_in_step_two_and_other_weights_after_step_three")
     text = finish(process)
     assert process.returncode == 1, text[-3000:]
-    assert "at step 4 the cards differ from rank 0 in: LoRA weights (rank 1)" in text
+    assert "at step 4 the devices differ from rank 0 in: LoRA weights (rank 1)" in text
     assert [row["skipped"] for row in metrics(output) if "loss" in row] == [0, 1, 1, 1]
     assert json.loads((output / "train_state.json").read_text())["status"] == "failed"
     assert not list(output.glob("checkpoint-*"))
@@ -218,7 +218,7 @@ def test_help_and_missing_variables():
 
     for name, variable in (
         ("train_single.sh", "LOG_DIR"),
-        ("train_multi.sh", "CARDS"),
+        ("train_multi.sh", "DEVICES"),
         ("train_nodes.sh", "MASTER_ADDR"),
     ):
         done = run(name, "--help")
@@ -230,9 +230,9 @@ def test_help_and_missing_variables():
 
 
 def test_where_the_cards_are_is_checked():
-    assert Cards(cards=8).problems() == []
-    assert Cards(cards=8, nodes=2, node_rank=1, master_addr="10.0.0.1").problems() == []
-    assert len(Cards(cards=0, nodes=2, node_rank=2).problems()) == 3
+    assert Devices(devices=8).problems() == []
+    assert Devices(devices=8, nodes=2, node_rank=1, master_addr="10.0.0.1").problems() == []
+    assert len(Devices(devices=0, nodes=2, node_rank=2).problems()) == 3
 
 
 LOG = """Loading the transformer ...
@@ -290,5 +290,5 @@ def test_logs_of_the_launch_before_are_kept(tmp_path):
 def test_a_launched_run_is_resumed_by_its_script(monkeypatch):
     argv = ["train.py", "--rank", "4", "--resume_from_checkpoint", "old"]
     assert resume_command(argv) == "python train.py --rank 4 --resume_from_checkpoint latest"
-    monkeypatch.setenv(COMMAND, "env CARDS=2 bash scripts/train_multi.sh")
-    assert resume_command(argv) == "env CARDS=2 bash scripts/train_multi.sh --rank 4 --resume_from_checkpoint latest"
+    monkeypatch.setenv(COMMAND, "env DEVICES=2 bash scripts/train_multi.sh")
+    assert resume_command(argv) == "env DEVICES=2 bash scripts/train_multi.sh --rank 4 --resume_from_checkpoint latest"

@@ -1,7 +1,7 @@
-"""Several cards on the CPU: is it the same run, how long does the launch take, what does the all-reduce cost?
+"""Several devices on the CPU: is it the same run, how long does the launch take, what does the all-reduce cost?
 
-python scripts/bench_cards.py            # everything, about ten minutes on two cores
-python scripts/bench_cards.py --equal    # only the comparison of 1, 2 and 4 processes
+python scripts/bench_devices.py            # everything, about ten minutes on two cores
+python scripts/bench_devices.py --equal    # only the comparison of 1, 2 and 4 processes
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from flux_db.output_folder import LORA_FILE
-from flux_db.training.launch import Cards, Supervisor
+from flux_db.training.launch import Devices, Supervisor
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOBAL_BATCH = 4
@@ -64,26 +64,26 @@ def compare_results(folder: Path) -> None:
     make_inputs(folder, "tiny")
     flags = ["--resolution", "32", "--max_sequence_length", "16", "--learning_rate", "1e-3"]
     reference = train(folder, "one", 1, GLOBAL_BATCH, [*flags, "--max_train_steps", "10"])
-    print("| 10 steps of 4 pictures on | largest difference of a weight from one card | of a loss (relative) |")
+    print("| 10 steps of 4 pictures on | largest difference of a weight from one device | of a loss (relative) |")
     print("|---|---|---|")
-    for cards in (2, 4):
-        run = train(folder, f"{cards}", cards, GLOBAL_BATCH // cards, [*flags, "--max_train_steps", "10"])
-        tell(f"{cards} cards x batch {GLOBAL_BATCH // cards}", run, reference)
+    for devices in (2, 4):
+        run = train(folder, f"{devices}", devices, GLOBAL_BATCH // devices, [*flags, "--max_train_steps", "10"])
+        tell(f"{devices} devices x batch {GLOBAL_BATCH // devices}", run, reference)
     run = train(folder, "sharded", 2, 2, [*flags, "--max_train_steps", "10", "--shard_base"])
-    tell("2 cards, `--shard_base`", run, reference)
+    tell("2 devices, `--shard_base`", run, reference)
     train(folder, "moved", 2, 2, [*flags, "--max_train_steps", "5"])
     more = [*flags, "--max_train_steps", "10", "--resume_from_checkpoint", "latest"]
-    tell("2 cards for 5 steps, then 1 card", train(folder, "moved", 1, GLOBAL_BATCH, more), reference)
+    tell("2 devices for 5 steps, then 1 device", train(folder, "moved", 1, GLOBAL_BATCH, more), reference)
     prior = ["--with_prior_preservation", "--class_prompt", "a dog", "--num_class_images", "3"]
     prior += ["--validation_inference_steps", "2", "--sample_batch_size", "1", "--max_train_steps", "5"]
     runs = []
-    for cards in (1, 2):
-        classes = ["--class_data_dir", str(folder / f"class{cards}")]
-        runs.append(train(folder, f"prior{cards}", cards, GLOBAL_BATCH // cards, [*flags, *prior, *classes]))
-    tell("2 cards, with class pictures, 5 steps", runs[1], runs[0])
+    for devices in (1, 2):
+        classes = ["--class_data_dir", str(folder / f"class{devices}")]
+        runs.append(train(folder, f"prior{devices}", devices, GLOBAL_BATCH // devices, [*flags, *prior, *classes]))
+    tell("2 devices, with class pictures, 5 steps", runs[1], runs[0])
     drawn = [[path.read_bytes() for path in sorted((folder / f"class{n}").iterdir())] for n in (1, 2)]
     print(
-        f"class pictures drawn by one and by two cards: {'the same bytes' if drawn[0] == drawn[1] else 'they differ'}"
+        f"class pictures drawn by one and by two devices: {'the same bytes' if drawn[0] == drawn[1] else 'they differ'}"
     )
 
 
@@ -98,13 +98,13 @@ def measure_times(folder: Path) -> None:
     make_inputs(folder, "mid")
     flags = ["--resolution", "128", "--max_sequence_length", "64", "--rank", "16", "--max_train_steps", "30"]
     train(folder, "encode", 1, 1, [*flags, "--max_train_steps", "1"])
-    runs = {cards: train(folder, f"{cards}", cards, 1, flags) for cards in (1, 2)}
+    runs = {devices: train(folder, f"{devices}", devices, 1, flags) for devices in (1, 2)}
     print("\n| Processes | script start to first step | s/step |\n|---|---|---|")
-    for cards, run in runs.items():
-        print(f"| {cards} | {run.first_step:.1f} s | {run.seconds:.3f} |", flush=True)
+    for devices, run in runs.items():
+        print(f"| {devices} | {run.first_step:.1f} s | {run.seconds:.3f} |", flush=True)
     length = sum(value.size for value in runs[2].weights.values()) + 2
     with Supervisor(folder / "logs") as supervisor:
-        code = supervisor.run_workers([__file__, "--length", str(length)], Cards(cards=2), 0)
+        code = supervisor.run_workers([__file__, "--length", str(length)], Devices(devices=2), 0)
     if code:
         sys.exit(code)
     text = (folder / "logs" / "worker_0.log").read_text()
@@ -137,17 +137,17 @@ def make_inputs(folder: Path, size: str) -> None:
     subprocess.run([*run, "demo-pictures", folder / "pictures"], check=True, cwd=ROOT, capture_output=True)
 
 
-def train(folder: Path, name: str, cards: int, batch: int, flags: list[str]) -> Run:
-    """The launch script for so many cards, on the CPU."""
+def train(folder: Path, name: str, devices: int, batch: int, flags: list[str]) -> Run:
+    """The launch script for so many devices, on the CPU."""
     output, metrics = folder / name, folder / name / "metrics.jsonl"
-    script = ROOT / "scripts" / ("train_multi.sh" if cards > 1 else "train_single.sh")
+    script = ROOT / "scripts" / ("train_multi.sh" if devices > 1 else "train_single.sh")
     command = ["bash", script, "--device", "CPU", "--output_dir", output, "--report_to", "none"]
     command += ["--pretrained_model_name_or_path", folder / "model", "--instance_data_dir", folder / "pictures"]
     command += ["--instance_prompt", "a photo of sks dog", "--encode_cache_dir", folder / "cache"]
     command += ["--train_batch_size", str(batch), *flags]
     start = time.monotonic()
     first_step = 0.0
-    environment = os.environ | {"CARDS": str(cards), "PYTHON": sys.executable}
+    environment = os.environ | {"DEVICES": str(devices), "PYTHON": sys.executable}
     with (
         (folder / f"{name}.log").open("w+") as log,
         subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process,
@@ -158,7 +158,7 @@ def train(folder: Path, name: str, cards: int, batch: int, flags: list[str]) -> 
             time.sleep(0.1)
         if process.returncode:
             log.seek(0)
-            sys.exit(f"the training on {cards} cards failed:\n{log.read()}")
+            sys.exit(f"the training on {devices} devices failed:\n{log.read()}")
     seconds = statistics.median([row["seconds"] for row in _rows(output) if "loss" in row][1:] or [0.0])
     return Run(output=output, first_step=first_step, seconds=seconds)
 
