@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from flux_db.data import timesteps
+from flux_db.data.timesteps import loss_weights, timestep_fraction, timestep_index
 from flux_db.model import flow
 
 SCHEMES = ("none", "sigma_sqrt", "logit_normal", "mode", "cosmap")
@@ -37,7 +37,7 @@ class Fixed:
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (-0.6, 1.7)])
 def test_logit_normal_is_normal_in_logit_space(mean, std):
     rng, count = philox(), 20_000
-    draws = [timesteps.timestep_fraction(rng, "logit_normal", logit_mean=mean, logit_std=std) for _ in range(count)]
+    draws = [timestep_fraction(rng, "logit_normal", logit_mean=mean, logit_std=std) for _ in range(count)]
     assert 0.0 < min(draws) < max(draws) < 1.0
     logits = np.log(draws) - np.log1p(-np.array(draws))
     error = std / math.sqrt(count)  # standard error of the mean; that of the deviation is smaller
@@ -49,17 +49,17 @@ def test_logit_normal_is_normal_in_logit_space(mean, std):
 @pytest.mark.parametrize("scheme", ["none", "sigma_sqrt", "cosmap"])
 def test_other_schemes_draw_uniformly(scheme):
     rng = philox()
-    draws = np.array([timesteps.timestep_fraction(rng, scheme) for _ in range(20_000)])
+    draws = np.array([timestep_fraction(rng, scheme) for _ in range(20_000)])
     counts = np.histogram(draws, bins=10, range=(0.0, 1.0))[0]
     assert counts.sum() == 20_000
     assert np.abs(counts - 2000).max() < 5 * math.sqrt(2000 * 0.9)
-    assert timesteps.timestep_fraction(Fixed(0.3125), scheme) == 0.3125
+    assert timestep_fraction(Fixed(0.3125), scheme) == 0.3125
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0, 0.5, 1.29, 1.75])
 def test_mode_is_its_formula_and_stays_monotone_within_0_and_1(scale):
     grid = np.linspace(0.0, 1.0, 201)
-    draws = np.array([timesteps.timestep_fraction(Fixed(u), "mode", mode_scale=scale) for u in grid])
+    draws = np.array([timestep_fraction(Fixed(u), "mode", mode_scale=scale) for u in grid])
     # SD3 paper, eq. 20, with cos^2(pi u / 2) = (1 + cos(pi u)) / 2
     np.testing.assert_allclose(draws, 1 - grid - scale * ((1 + np.cos(np.pi * grid)) / 2 - 1 + grid), atol=1e-12)
     assert draws.min() >= -1e-12 and draws.max() <= 1 + 1e-12
@@ -68,15 +68,13 @@ def test_mode_is_its_formula_and_stays_monotone_within_0_and_1(scale):
 
 
 def test_mode_scale_has_the_default_of_the_paper():
-    assert timesteps.timestep_fraction(Fixed(0.25), "mode") == pytest.approx(
-        0.75 - 1.29 * (math.cos(math.pi / 8) ** 2 - 0.75)
-    )
+    assert timestep_fraction(Fixed(0.25), "mode") == pytest.approx(0.75 - 1.29 * (math.cos(math.pi / 8) ** 2 - 0.75))
 
 
 def test_timestep_index_is_clamped():
     wanted = {-1e-9: 0, 0.0: 0, 0.0009999: 0, 0.001: 1, 0.5: 500, 0.9995: 999, 1.0: 999, 1.0001: 999}
-    assert {u: timesteps.timestep_index(u, 1000) for u in wanted} == wanted
-    assert [timesteps.timestep_index(u, 4) for u in (0.24, 0.25, 0.74, 0.75)] == [0, 1, 2, 3]
+    assert {u: timestep_index(u, 1000) for u in wanted} == wanted
+    assert [timestep_index(u, 4) for u in (0.24, 0.25, 0.74, 0.75)] == [0, 1, 2, 3]
 
 
 def test_loss_weights():
@@ -89,7 +87,7 @@ def test_loss_weights():
     }
     assert set(wanted) == set(SCHEMES)
     for scheme, weights in wanted.items():
-        got = timesteps.loss_weights(scheme, sigmas.astype(np.float32))
+        got = loss_weights(scheme, sigmas.astype(np.float32))
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, weights, rtol=1e-6, err_msg=scheme)
 

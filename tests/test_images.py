@@ -14,10 +14,11 @@ import program
 import pytest
 from PIL import Image
 
-from flux_db.data import pictures
+from flux_db.data import pictures, pixels
 from flux_db.data.pictures import Source, find_pictures, inspect_pictures
 from flux_db.data.pixels import crop_box, load_rgb, load_upright, resize_and_crop
 from flux_db.errors import UserError
+from flux_db.size import Size
 
 RED, GREEN, BLUE, YELLOW = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)
 GREY = (128, 128, 128)
@@ -377,7 +378,7 @@ def test_a_good_picture_is_described(tmp_path):
     pictures, problems, warned = inspect(tmp_path, resolution=30)
     assert (problems, warned) == ((), ())
     (picture,) = pictures
-    assert (picture.path, picture.caption, picture.size, picture.warnings) == (path, "a dog", (40, 30), ())
+    assert (picture.path, picture.caption, picture.size, picture.warnings) == (path, "a dog", (30, 40), ())
     assert picture.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -445,7 +446,7 @@ def test_large_but_permitted_pictures_pass_silently_and_the_limit_of_pil_is_left
 
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     path = save(tmp_path / "a.png", (20, 20))
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 399)
+    monkeypatch.setattr(pixels, "MAX_PIXELS", 399)
     monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("decoded"))
     with pytest.raises(UserError, match="20 x 20"):
         load_rgb(path)
@@ -458,7 +459,7 @@ def test_duplicates_and_small_pictures_are_warned_of(tmp_path):
     second.write_bytes(first.read_bytes())
     save(tmp_path / "c.png", (64, 64))
     pictures, problems, warned = inspect(tmp_path, resolution=64)
-    small = "64 x 48 is smaller than 64 on the short side and will be scaled up"
+    small = "48 x 64 is smaller than 64 on the short side and will be scaled up"
     assert problems == ()
     assert [picture.warnings for picture in pictures] == [(small,), (), (small, f"the same picture as {first}")]
     assert warned == (f"{first}: {small}", f"{second}: {small}", f"{second}: the same picture as {first}")
@@ -507,7 +508,7 @@ def test_exif_orientation(tmp_path, orientation, extension):
     exact = {"jpg": {"quality": 100, "subsampling": 0}, "webp": {"lossless": True}}
     stored.save(path, exif=exif, **exact.get(extension, {}))
     image = load_rgb(path)
-    assert image.size == inspect(tmp_path).pictures[0].size == (16, 8)
+    assert Size.of(image) == inspect(tmp_path).pictures[0].size == (8, 16)
     for position, colour in {(1, 1): RED, (14, 1): GREEN, (1, 6): BLUE, (14, 6): YELLOW}.items():
         assert near(image.getpixel(position), colour)
 
@@ -525,14 +526,14 @@ def test_exif_orientation(tmp_path, orientation, extension):
 )
 def test_damaged_exif_does_not_cost_a_good_picture(tmp_path, exif):
     path = save(tmp_path / "a.jpg", (16, 8), RED, exif=b"Exif\0\0" + exif)
-    assert load_rgb(path).size == inspect(tmp_path).pictures[0].size == (16, 8)
+    assert Size.of(load_rgb(path)) == inspect(tmp_path).pictures[0].size == (8, 16)
 
 
 def test_orientation_out_of_range_is_ignored(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 0
     save(tmp_path / "a.jpg", (16, 8), RED, exif=exif)
-    assert inspect(tmp_path).pictures[0].size == load_rgb(tmp_path / "a.jpg").size == (16, 8)
+    assert inspect(tmp_path).pictures[0].size == Size.of(load_rgb(tmp_path / "a.jpg")) == (8, 16)
 
 
 def palette(path, **options):
@@ -626,16 +627,16 @@ def test_alpha_goes_on_the_given_background(tmp_path):
 @pytest.mark.parametrize(
     ("source", "size", "crop", "box"),
     [
-        ((200, 100), (50, 50), (0.0, 0.0), (0, 0, 100, 100)),
-        ((200, 100), (50, 50), (0.5, 0.5), (50, 0, 150, 100)),
-        ((200, 100), (50, 50), (1.0, 1.0), (100, 0, 200, 100)),
-        ((100, 200), (50, 50), (0.3, 0.5), (0, 50, 100, 150)),
+        ((100, 200), (50, 50), (0.0, 0.0), (0, 0, 100, 100)),
+        ((100, 200), (50, 50), (0.5, 0.5), (50, 0, 150, 100)),
+        ((100, 200), (50, 50), (1.0, 1.0), (100, 0, 200, 100)),
+        ((200, 100), (50, 50), (0.3, 0.5), (0, 50, 100, 150)),
         ((100, 100), (100, 60), (0.25, 0.9), (10, 0, 70, 100)),
         ((64, 64), (64, 64), (0.7, 0.7), (0, 0, 64, 64)),
         ((10, 10), (40, 20), (0.0, 0.0), (0, 0, 5, 10)),
         ((1, 1), (64, 64), (0.5, 0.5), (0, 0, 1, 1)),
-        ((2000, 3), (48, 48), (0.5, 0.5), (998.5, 0, 1001.5, 3)),
-        ((394, 197), (64, 64), (1.0, 1.0), (197, 0, 394, 197)),  # 394 * (64 / 197) is a hair below 128
+        ((3, 2000), (48, 48), (0.5, 0.5), (998.5, 0, 1001.5, 3)),
+        ((197, 394), (64, 64), (1.0, 1.0), (197, 0, 394, 197)),  # 394 * (64 / 197) is a hair below 128
     ],
 )
 def test_crop_box(source, size, crop, box):
@@ -646,7 +647,7 @@ def test_crop_box_stays_inside_and_keeps_the_shape():
     rng = np.random.default_rng(0)
     for _ in range(2000):
         (w, h), (height, width) = rng.integers(1, 3000, 2), rng.integers(1, 100, 2) * 16
-        left, top, right, bottom = crop_box((int(w), int(h)), (int(height), int(width)), tuple(rng.random(2)))
+        left, top, right, bottom = crop_box((int(h), int(w)), (int(height), int(width)), tuple(rng.random(2)))
         assert 0 <= left < right <= w and 0 <= top < bottom <= h
         assert (right - left) / (bottom - top) == pytest.approx(width / height)
         assert right - left == pytest.approx(w) or bottom - top == pytest.approx(h)
@@ -700,8 +701,8 @@ def test_range_is_exactly_minus_one_to_one():
 def test_extreme_sizes_are_usable_and_warned_of(tmp_path, size):
     path = save(tmp_path / "a.png", size, RED)
     pictures, problems, warned = inspect(tmp_path, resolution=64)
-    assert pictures[0].size == size and problems == ()
-    assert f"{size[0]} x {size[1]}" in warned[0]
+    assert pictures[0].size == size[::-1] and problems == ()
+    assert f"{size[1]} x {size[0]}" in warned[0]
     result = resize_and_crop(load_rgb(path), (64, 64))
     np.testing.assert_allclose(result.mean(axis=(1, 2)), [1, -1, -1], atol=1e-6)
 

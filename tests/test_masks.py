@@ -9,6 +9,7 @@ from PIL import Image
 from flux_db.data.masks import Mask, find_masks, loss_weights, mask_at
 from flux_db.data.pictures import find_pictures, inspect_pictures
 from flux_db.data.pixels import load_rgb, resize_and_crop
+from flux_db.size import Size
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_every_problem_is_named(folder, tmp_path):
     (folder / "more" / "c.mask.png").write_bytes(b"nothing of the kind")
     problems = masks_of(folder)[1].problems
     assert problems[0].endswith(
-        "a.mask.png: 60 x 60 is not the shape of its picture a.jpg, 60 x 40; make it of the same shape"
+        "a.mask.png: 60 x 60 is not the shape of its picture a.jpg, 40 x 60; make it of the same shape"
     )
     assert problems[1].endswith("turn it as the picture is seen, upright")
     assert "c.mask.png: not a JPEG" in problems[2] and len(problems) == 3
@@ -123,7 +124,7 @@ def test_a_mask_has_the_pictures_crop_flip_and_size(tmp_path, size, crop, flip, 
     picture.save(tmp_path / "p.png")
     picture.resize((int(160 * scale), int(120 * scale))).save(tmp_path / "m.png")
     latent = (size[0] // 8, size[1] // 8)
-    mask = mask_at(mask_of(tmp_path / "m.png"), (160, 120), size, crop, flip, latent)
+    mask = mask_at(mask_of(tmp_path / "m.png"), Size(120, 160), Size(*size), crop, flip, latent)
     pixels = (resize_and_crop(load_rgb(tmp_path / "p.png"), size, crop, flip)[0] + 1) / 2
     expected = pixels.reshape(latent[0], 8, latent[1], 8).mean((1, 3))
     assert mask.shape == latent and mask.dtype == np.float32
@@ -142,14 +143,14 @@ def test_alpha_and_mask_are_turned_by_the_exif_tag(tmp_path, orientation):
     upright = load_rgb(tmp_path / "p.png", (0, 0, 0))
     pixels = (resize_and_crop(upright, (64, 64), (0.3, 0.7))[0] + 1) / 2
     for mask in (mask_of(tmp_path / "m.png"), mask_of(tmp_path / "p.png", is_alpha=True)):
-        values = mask_at(mask, upright.size, (64, 64), (0.3, 0.7), False, (8, 8))
+        values = mask_at(mask, Size.of(upright), Size.square(64), (0.3, 0.7), False, (8, 8))
         assert np.abs(values - pixels.reshape(8, 8, 8, 8).mean((1, 3))).max() < 0.12
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1, 0.3, 0.7])
 def test_weights_are_exactly_one_where_the_mask_is_white(tmp_path, weight):
     white(tmp_path / "m.png", (100, 77))
-    mask = mask_at(mask_of(tmp_path / "m.png"), (1000, 770), (48, 80), (0.123, 0.9), True, (6, 10))
+    mask = mask_at(mask_of(tmp_path / "m.png"), Size(770, 1000), Size(48, 80), (0.123, 0.9), True, (6, 10))
     assert (loss_weights(mask, weight) == 1).all()
     black = loss_weights(np.zeros((2, 2), np.float32), weight)
     assert black == pytest.approx(weight, abs=1e-7) and black.dtype == np.float32
@@ -160,4 +161,5 @@ def test_label_masks_with_transparency_are_black_outside(tmp_path):
     cut_out = Image.new("RGBA", (16, 16), (255, 255, 255, 0))
     cut_out.paste((255, 255, 255, 255), (0, 0, 8, 16))
     cut_out.save(tmp_path / "m.png")
-    assert mask_at(mask_of(tmp_path / "m.png"), (16, 16), (16, 16), (0, 0), False, (2, 2)).tolist() == [[1, 0]] * 2
+    mask = mask_at(mask_of(tmp_path / "m.png"), Size(16, 16), Size(16, 16), (0, 0), False, (2, 2))
+    assert mask.tolist() == [[1, 0]] * 2

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from flux_db.data.pixels import load_rgb, resize_and_crop
+from flux_db.size import Size
 
 # More make a sheet that nobody reads and that takes its time: every picture is decoded in full.
 MOST_CELLS = 60
@@ -37,7 +38,7 @@ class Cell:
     """One picture on the sheet."""
 
     path: Path
-    size: tuple[int, int]
+    size: Size
     """Height and width that the model sees."""
     crop: tuple[float, float]
     name: str

@@ -28,6 +28,7 @@ from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
 from flux_db.settings.command_line import Given, read_config
 from flux_db.settings.derived import background, has_trigger, raw_validation_prompts
 from flux_db.settings.schema import Config
+from flux_db.size import Size
 
 # Rows of the table on the terminal: the first ones, and those with warnings. The file has all of them.
 FIRST_ROWS = 20
@@ -42,13 +43,13 @@ FORMULA = ("=", "+", "-", "@")
 class Row:
     """A picture of the subject in the table."""
 
-    sample: Example
+    example: Example
     name: str
     """Relative to the folder."""
-    size: tuple[int, int]
-    """Width and height of the picture."""
-    bucket: tuple[int, int]
-    """Width and height that the model sees."""
+    size: Size
+    """Of the picture."""
+    bucket: Size
+    """What the model sees."""
     warnings: tuple[str, ...]
 
 
@@ -83,8 +84,8 @@ def tell(given: Given) -> int:
 
 def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str]) -> tuple[list[Row], list[str]]:
     """The rows of the table, and the warnings that are about none of them."""
-    folder, samples = seen.found.folder, plan.one_each(dataset)
-    of_picture: dict[str, list[str]] = {str(sample.picture.path): [] for sample in samples}
+    folder, examples = seen.found.folder, plan.one_each(dataset)
+    of_picture: dict[str, list[str]] = {str(example.picture.path): [] for example in examples}
     general = setting_warnings(config)
     for warning in warnings:
         # a name may hold a colon itself
@@ -98,13 +99,13 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str
         general.append(f"--trigger_word {config.data.trigger_word}: no caption and no prompt holds {{trigger}}")
     rows = [
         Row(
-            sample=sample,
-            name=sample.picture.path.relative_to(folder).as_posix(),
-            size=sample.picture.size,
-            bucket=sample.size[::-1],
-            warnings=tuple(of_picture[str(sample.picture.path)]),
+            example=example,
+            name=example.picture.path.relative_to(folder).as_posix(),
+            size=example.picture.size,
+            bucket=example.size,
+            warnings=tuple(of_picture[str(example.picture.path)]),
         )
-        for sample in samples
+        for example in examples
     ]
     return rows, general
 
@@ -124,7 +125,7 @@ def _report(
 ) -> Iterator[str]:
     """The lines that are printed, except for the problems."""
     yield f"Pictures: {len(rows)} in {seen.found.folder}"
-    yield "Sizes are width x height; the bucket is what the model sees."
+    yield "Sizes are height x width; the bucket is what the model sees."
     yield ""
     yield from _table(config, rows)
     yield ""
@@ -142,9 +143,9 @@ def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
     lines += [
         (
             _cut(printable(row.name), NAME_WIDTH),
-            _size(row.size),
-            _size(row.bucket),
-            _cut(printable(row.sample.prompt), CAPTION_WIDTH),
+            str(row.size),
+            str(row.bucket),
+            _cut(printable(row.example.prompt), CAPTION_WIDTH),
         )
         for row in shown
     ]
@@ -171,7 +172,7 @@ def _count_warnings(rows: Sequence[Row]) -> str:
 def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     run, optim, data = plan.make(config, dataset), config.optim, config.data
     least, most = run.seen
-    sizes = [f"{_size(size[::-1])} (pictures: {count})" for size, count in run.sizes.items()]
+    sizes = [f"{size} (pictures: {count})" for size, count in run.sizes.items()]
     devices = "1 device" if run.devices == 1 else f"{run.devices} devices"
     parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {devices}"
     repeats = f": {run.pictures} pictures, each {data.repeats} times" if data.repeats > 1 else ""
@@ -189,10 +190,6 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     if data.with_prior_preservation:
         missing = data.num_class_images - len(dataset.class_examples)
         yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"
-
-
-def _size(size: tuple[int, int]) -> str:
-    return f"{size[0]} x {size[1]}"
 
 
 def _cut(text: str, width: int) -> str:
@@ -223,12 +220,12 @@ def _sheet(config: Config, folder: Path, rows: Sequence[Row]) -> Image.Image:
     chosen = rows if len(rows) <= most else sorted(rows, key=lambda row: not row.warnings)[:most]
     cells = [
         contact_sheet.Cell(
-            path=row.sample.picture.path,
-            size=row.bucket[::-1],
-            crop=row.sample.crop,
+            path=row.example.picture.path,
+            size=row.bucket,
+            crop=row.example.crop,
             name=printable(row.name),
-            note=f"{_size(row.size)} to {_size(row.bucket)}",
-            caption=printable(row.sample.prompt),
+            note=f"{row.size} to {row.bucket}",
+            caption=printable(row.example.prompt),
             warnings=tuple(map(printable, row.warnings)),
         )
         for row in chosen
@@ -242,9 +239,9 @@ def _sheet(config: Config, folder: Path, rows: Sequence[Row]) -> Image.Image:
 def _table_file(rows: Sequence[Row]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(["file_name", "width", "height", "bucket_width", "bucket_height", "caption", "warnings"])
+    writer.writerow(["file_name", "height", "width", "bucket_height", "bucket_width", "caption", "warnings"])
     for row in rows:
-        caption, warnings = map(_harmless, (row.sample.prompt, "; ".join(row.warnings)))
+        caption, warnings = map(_harmless, (row.example.prompt, "; ".join(row.warnings)))
         writer.writerow([_harmless(row.name), *row.size, *row.bucket, caption, warnings])
     return text.getvalue().encode()
 

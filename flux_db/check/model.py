@@ -15,6 +15,7 @@ from flux_db.model.part_weights import INCOMPLETE, choose, read_headers, read_ob
 from flux_db.model.parts import MODEL_PARTS
 from flux_db.settings.derived import validation_size
 from flux_db.settings.schema import Config
+from flux_db.size import Size
 
 
 def locate_checked(config: Config) -> Path:
@@ -96,7 +97,7 @@ def _wrong_sides(folder: Path, config: Config) -> list[str]:
     return found
 
 
-def _possible_sizes(config: Config) -> list[buckets.Size]:
+def _possible_sizes(config: Config) -> list[Size]:
     data, text = config.data, config.data.aspect_ratio_buckets
     if text is None or buckets.problems(text, data.resolution, data.max_buckets):
         return []

@@ -91,7 +91,7 @@ def _length_problems(config: Config, subject: Inspection) -> list[str]:
     if optim.max_train_steps is not None:
         return []
     sizes = choose_sizes(config, trained)
-    counts = collections.Counter(buckets.nearest(p.size[::-1], sizes) for p in trained)
+    counts = collections.Counter(buckets.nearest(p.size, sizes) for p in trained)
     groups = tuple(tuple(range(count * repeats)) for count in counts.values())
     batch = global_batch(config, number_of_devices())
     steps = DrawOrder(seed=config.output.seed, global_batch=batch, groups=groups).steps(optim.num_train_epochs)

@@ -9,6 +9,7 @@ from pathlib import Path
 from flux_db.data.dataset import Dataset, Example, number_of_devices, total_steps
 from flux_db.settings.derived import global_batch
 from flux_db.settings.schema import Config
+from flux_db.size import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,8 @@ class Plan:
     steps: int
     seen: tuple[int, int]
     """How often a picture is seen at least and at most."""
-    sizes: dict[tuple[int, int], int]
-    """Height and width of every graph to compile -> number of pictures."""
+    sizes: dict[Size, int]
+    """Of every graph to compile -> number of pictures."""
 
     @property
     def steps_per_epoch(self) -> float:

@@ -12,8 +12,9 @@ from flux_db.check import folders
 from flux_db.data import buckets
 from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
-from flux_db.settings.derived import background, has_trigger, parse_size
+from flux_db.settings.derived import background, has_trigger
 from flux_db.settings.schema import TRACKERS, Config, to_flat_dict
+from flux_db.size import parse_size
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)

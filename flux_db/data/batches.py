@@ -10,15 +10,15 @@ from functools import cached_property
 import numpy as np
 
 from flux_db import stream
-from flux_db.data import timesteps
-from flux_db.data.buckets import Size
 from flux_db.data.dataset import Dataset, Example
 from flux_db.data.draw_order import DrawOrder
 from flux_db.data.encode_cache import Cache, read
 from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_rgb, resize_and_crop
+from flux_db.data.timesteps import timestep_fraction, timestep_index
 from flux_db.errors import UserError
 from flux_db.settings.schema import Config
+from flux_db.size import Size
 from flux_db.stream import BatchLayout, Purpose
 
 Batch = tuple[np.ndarray, ...]
@@ -78,7 +78,7 @@ class BatchSource:
         return self.dataset.order(self.config.output.seed, self.layout.global_batch)
 
     def size(self, i: int) -> Size:
-        """Height and width of the pictures of item i; on all devices the same."""
+        """Of the pictures of item i; on all devices the same."""
         position = self.layout.positions(self.start + i)[0]
         return self.dataset.examples[self.order.item(position)].size
 
@@ -93,7 +93,7 @@ class BatchSource:
     def _row(self, k: int, example: Example, stream_id: int) -> Batch:
         """One example: everything random about it comes from its position k in the stream."""
         loss = self.config.loss
-        u = timesteps.timestep_fraction(
+        u = timestep_fraction(
             self._rng(k, Purpose.TIMESTEP, stream_id),
             loss.weighting_scheme,
             logit_mean=loss.logit_mean,
@@ -107,7 +107,7 @@ class BatchSource:
             picture,
             self._rng(k, Purpose.POSTERIOR, stream_id).standard_normal(latent, np.float32),
             self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
-            np.int32(timesteps.timestep_index(u, self.num_timesteps)),
+            np.int32(timestep_index(u, self.num_timesteps)),
             prompt["prompt_embeds"],
             prompt["pooled_prompt_embeds"],
             np.int32(self._rng(k, Purpose.DROPOUT, stream_id).integers(-(2**31), 2**31)),
@@ -137,7 +137,7 @@ class BatchSource:
     def _latent_shape(self, size: Size) -> tuple[int, int, int]:
         channels, side, _ = self.latent_shape
         shrink = self.config.data.resolution // side
-        return channels, size[0] // shrink, size[1] // shrink
+        return channels, size.height // shrink, size.width // shrink
 
     def _loss_weights(self, mask: np.ndarray | None, latent: tuple[int, int, int]) -> np.ndarray:
         """[1, h, w]; class examples, and pictures without a mask, count fully."""

@@ -1,6 +1,6 @@
 """Sizes to train at: a few of about the same area and of different shape, so that less of each picture is cut away.
 
-A size is (height, width) in pixels. A picture's shape is the logarithm of height / width: 0 is square.
+A picture's shape is the logarithm of height / width: 0 is square.
 """
 
 import math
@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-Size = tuple[int, int]
+from flux_db.size import Size
 
 AUTO = "auto"
 
@@ -32,7 +32,7 @@ def shape_of(size: Size) -> float:
 
 
 def nearest(size: Size, buckets: Sequence[Size]) -> Size:
-    """The bucket whose shape is nearest to that of a picture of this height and width; of two, the first."""
+    """The bucket whose shape is nearest to that of a picture of this size; of two, the first."""
     # rounded, because a tie must not be decided by the last bit of a logarithm
     return min(buckets, key=lambda bucket: round(abs(shape_of(bucket) - shape_of(size)), 9))
 
@@ -46,7 +46,7 @@ def parse(text: str) -> list[Size]:
             raise ValueError(
                 f'"{part.strip()}" is not height,width; write {AUTO} alone, or sizes such as "512,768;768,512"'
             )
-        sizes.append((int(match[1]), int(match[2])))
+        sizes.append(Size(int(match[1]), int(match[2])))
     return sizes
 
 
@@ -78,7 +78,7 @@ def candidates(resolution: int) -> list[Size]:
         width = area // height // step * step
         is_largest = (height + step) * width > area
         if is_largest and max(height, width) <= LARGEST_RATIO * min(height, width):
-            sizes.append((height, width))
+            sizes.append(Size(height, width))
     return sizes
 
 

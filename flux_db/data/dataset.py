@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flux_db.data import buckets
-from flux_db.data.buckets import Size
 from flux_db.data.draw_order import DrawOrder
 from flux_db.data.masks import Mask
 from flux_db.data.pictures import Picture, inspect_pictures
@@ -26,6 +25,7 @@ from flux_db.data.selection import (
 from flux_db.errors import UserError
 from flux_db.settings.derived import fill_trigger
 from flux_db.settings.schema import Config
+from flux_db.size import Size
 from flux_db.stream import Purpose, generator
 
 
@@ -39,7 +39,7 @@ class Example:
     more_crops: tuple[tuple[float, float], ...] = ()
     """With --cache_crops."""
     size: Size
-    """Height and width that it is cropped to."""
+    """What it is cropped to."""
     mask: Mask | None = None
     """None: all of it counts."""
 
@@ -86,7 +86,7 @@ class Dataset:
             # what is at its default leaves no trace, so that checkpoints from before there was a choice still fit
             height, width = s.size
             extra = [s.more_crops] if s.more_crops else []
-            extra += [s.size] if height != width else []
+            extra += [tuple(s.size)] if height != width else []
             extra += [s.mask.digest] if s.mask else []
             digest.update(f"{s.picture.digest} {s.prompt!r} {s.crop}{''.join(f' {e}' for e in extra)}\n".encode())
         return digest.hexdigest()
@@ -122,7 +122,7 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
         for p in trained
     ]
     examples = [example for example in examples for _ in range(data.repeats)]
-    square = (data.resolution, data.resolution)
+    square = Size.square(data.resolution)
     # the middle, so that the validation loss does not depend on --seed
     validation = [
         Example(
@@ -152,9 +152,9 @@ def choose_sizes(config: Config, pictures: Sequence[Picture]) -> list[Size]:
     """The sizes that the subject's pictures are cropped to."""
     data = config.data
     if data.aspect_ratio_buckets is None:
-        return [(data.resolution, data.resolution)]
+        return [Size.square(data.resolution)]
     if data.aspect_ratio_buckets.strip() == buckets.AUTO:
-        return buckets.choose(data.resolution, [p.size[::-1] for p in pictures], data.max_buckets)
+        return buckets.choose(data.resolution, [p.size for p in pictures], data.max_buckets)
     return buckets.parse(data.aspect_ratio_buckets)
 
 
@@ -164,12 +164,9 @@ def _scaled_up(config: Config, pictures: Sequence[Picture], sizes: Sequence[Size
         return []
     warnings = []
     for picture in pictures:
-        (width, height), (to_height, to_width) = picture.size, buckets.nearest(picture.size[::-1], sizes)
-        if width < to_width or height < to_height:
-            warnings.append(
-                f"{picture.path}: {width} x {height} is smaller than its bucket, {to_width} x {to_height}, "
-                "and will be scaled up"
-            )
+        size, bucket = picture.size, buckets.nearest(picture.size, sizes)
+        if size.width < bucket.width or size.height < bucket.height:
+            warnings.append(f"{picture.path}: {size} is smaller than its bucket, {bucket}, and will be scaled up")
     return warnings
 
 
@@ -182,5 +179,5 @@ def _example(picture: Picture, prompt: str, config: Config, sizes: Sequence[Size
             generator(config.output.seed, key, Purpose.CROP, stream_id) for stream_id in range(config.data.cache_crops)
         ]
         crops = [(round(float(rng.random()), 6), round(float(rng.random()), 6)) for rng in rngs]
-    size = buckets.nearest(picture.size[::-1], sizes)
+    size = buckets.nearest(picture.size, sizes)
     return Example(picture=picture, prompt=prompt, crop=crops[0], more_crops=tuple(crops[1:]), size=size, mask=mask)

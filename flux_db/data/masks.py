@@ -21,6 +21,7 @@ from flux_db.data.pictures import EXTENSIONS, MASK_SUFFIX, Picture
 from flux_db.data.pixels import crop_box, load_unchanged, load_upright, to_rgb
 from flux_db.errors import UserError
 from flux_db.files import PICTURE_LIMIT, read_bytes
+from flux_db.size import Size
 
 BLACK = (0, 0, 0)
 
@@ -142,7 +143,7 @@ def _inspect(picture: Picture, file: Path | None, alpha_mask: bool) -> tuple[Mas
         return error
     except OSError as error:
         return UserError(f"{file}: cannot be read ({error.strerror})")
-    if problem := _shape_problem(image.size, picture):
+    if problem := _shape_problem(Size.of(image), picture):
         return UserError(f"{mask.path}: {problem}")
     dark = image.getextrema()[1] < DARKEST_WHITE
     return mask, "nothing in this mask is white; white (255) is what counts" if dark else ""
@@ -152,20 +153,16 @@ def _has_alpha(path: Path) -> bool:
     return path.suffix.lower() not in (".jpg", ".jpeg") and load_upright(path).has_transparency_data
 
 
-def _shape_problem(size: tuple[int, int], picture: Picture) -> str | None:
+def _shape_problem(size: Size, picture: Picture) -> str | None:
     def differ(a: tuple[int, int], b: tuple[int, int]) -> bool:
         return abs(math.log(a[0] / a[1]) - math.log(b[0] / b[1])) > SHAPE_TOLERANCE
 
     if not differ(size, picture.size):
         return None
-    (width, height), (picture_width, picture_height) = size, picture.size
     hint = "make it of the same shape"
-    if not differ((height, width), picture.size):
+    if not differ(size[::-1], picture.size):
         hint = "turn it as the picture is seen, upright"
-    return (
-        f"{width} x {height} is not the shape of its picture {picture.path.name}, {picture_width} x {picture_height};"
-        f" {hint}"
-    )
+    return f"{size} is not the shape of its picture {picture.path.name}, {picture.size}; {hint}"
 
 
 # ---- using ----
@@ -181,19 +178,19 @@ def open_mask(mask: Mask) -> Image.Image:
 
 def mask_at(
     mask: Mask,
-    picture: tuple[int, int],
-    size: tuple[int, int],
+    picture: Size,
+    size: Size,
     crop: tuple[float, float],
     flip: bool,
     latent: tuple[int, int],
 ) -> np.ndarray:
-    """The mask of one crop of a picture (width, height), averaged over each latent: float32 [h, w] in 0..1."""
+    """The mask of one crop of a picture of this size, averaged over each latent: float32 [h, w] in 0..1."""
     image = open_mask(mask)
-    across, down = image.width / picture[0], image.height / picture[1]
+    across, down = image.width / picture.width, image.height / picture.height
     left, top, right, bottom = crop_box(picture, size, crop)
     box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))
     height, width = size
-    values = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box=box), dtype=np.float32) / 255
+    values = np.asarray(image.resize(size.for_pil, Image.Resampling.BILINEAR, box=box), dtype=np.float32) / 255
     values = values[:, ::-1] if flip else values
     rows, columns = latent
     # [H, W] -> [h, H/h, w, W/w] -> [h, w]

@@ -19,6 +19,7 @@ from flux_db.data.captions import read_captions
 from flux_db.data.pixels import _blame, _decode, _demand_picture
 from flux_db.errors import UserError
 from flux_db.files import PICTURE_LIMIT, read_bytes
+from flux_db.size import Size
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASK_SUFFIX = ".mask.png"
@@ -59,8 +60,8 @@ class Picture:
     path: Path
     caption: str | None
     """None: the instance prompt serves."""
-    size: tuple[int, int]
-    """Width and height, upright."""
+    size: Size
+    """Upright."""
     digest: str
     """SHA-256 of the file."""
     perceptual_hash: bytes = b""
@@ -161,13 +162,13 @@ def _inspect(source: Source, resolution: int) -> Picture | UserError:
         with _blame(source.path):
             _demand_picture(source.path)
             data = read_bytes(source.path, PICTURE_LIMIT)
-            (width, height), hash_ = _decode(data, source.path)
+            size, hash_ = _decode(data, source.path)
     except UserError as error:
         return error
     warnings = source.warnings
-    if min(width, height) < resolution:
-        warnings += (f"{width} x {height} {SMALL} {resolution} on the short side and will be scaled up",)
-    return Picture(source.path, source.caption, (width, height), hashlib.sha256(data).hexdigest(), hash_, warnings)
+    if min(size) < resolution:
+        warnings += (f"{size} {SMALL} {resolution} on the short side and will be scaled up",)
+    return Picture(source.path, source.caption, size, hashlib.sha256(data).hexdigest(), hash_, warnings)
 
 
 def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:

@@ -16,6 +16,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from flux_db.data import near_duplicates
 from flux_db.errors import UserError
 from flux_db.files import PICTURE_LIMIT, open_regular, read_bytes
+from flux_db.size import Size
 
 _opening = threading.Lock()
 
@@ -50,17 +51,17 @@ def _demand_picture(path: Path) -> None:
         _open(stream, path)
 
 
-def _decode(data: bytes, path: Path) -> tuple[tuple[int, int], bytes]:
+def _decode(data: bytes, path: Path) -> tuple[Size, bytes]:
     """Size and perceptual hash of the upright picture."""
     with _open(io.BytesIO(data), path) as image:
-        full_size = image.size
+        full_size = Size.of(image)
         # A JPEG is still read to its end, but at down to an eighth of its size, in a seventh of the time.
         reduced = image.draft(image.mode, (near_duplicates.SIDE, near_duplicates.SIDE))
         thumb = near_duplicates.thumbnail(to_rgb(image))
-        size = full_size if reduced else image.size  # decoding may change it: PIL itself turns TIFFs upright
+        size = full_size if reduced else Size.of(image)  # decoding may change it: PIL itself turns TIFFs upright
         turn = _UPRIGHT.get(_orientation(image))
         hash_ = near_duplicates.perceptual_hash(thumb if turn is None else thumb.transpose(turn))
-        return size[::-1] if _orientation(image) >= 5 else size, hash_
+        return Size(*reversed(size)) if _orientation(image) >= 5 else size, hash_
 
 
 def load_rgb(path: Path, background: tuple[int, int, int] = WHITE) -> Image.Image:
@@ -118,10 +119,10 @@ def _open(stream: BinaryIO, path: Path) -> Image.Image:
             image = Image.open(stream, formats=_FORMATS)
         finally:
             Image.MAX_IMAGE_PIXELS = limit
-    width, height = image.size
-    if width * height > MAX_PIXELS:
+    pixels = image.height * image.width
+    if pixels > MAX_PIXELS:
         raise UserError(
-            f"{path}: {width} x {height} is {width * height / 1e6:,.0f} megapixels, more than the limit of "
+            f"{path}: {Size.of(image)} is {pixels / 1e6:,.0f} megapixels, more than the limit of "
             f"{MAX_PIXELS / 1e6:,.0f}; scale it down"
         )
     return image
@@ -149,14 +150,12 @@ def _blame(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: {reason}") from error
 
 
-def crop_box(
-    source: tuple[int, int], size: tuple[int, int], crop: tuple[float, float]
-) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) in a picture of `source` (width, height) of what becomes `size` (height, width).
+def crop_box(source: Size, size: Size, crop: tuple[float, float]) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) in a picture of size `source` of what becomes `size`.
 
     The largest part of that shape; `crop` places it across and down: 0 left or top, 0.5 centre, 1 right or bottom.
     """
-    (source_width, source_height), (height, width), (u, v) = source, size, crop
+    (source_height, source_width), (height, width), (u, v) = source, size, crop
     scale = max(width / source_width, height / source_height)
     left, right = _span(source_width, width, scale, u)
     top, bottom = _span(source_height, height, scale, v)
@@ -171,11 +170,10 @@ def _span(length: int, target: int, scale: float, position: float) -> tuple[floa
 
 
 def resize_and_crop(
-    image: Image.Image, size: tuple[int, int], crop: tuple[float, float] = (0.5, 0.5), flip: bool = False
+    image: Image.Image, size: Size, crop: tuple[float, float] = (0.5, 0.5), flip: bool = False
 ) -> np.ndarray:
     """The part of an RGB picture that `crop_box` gives, then flipped: float32 [3, height, width] in [-1, 1]."""
-    height, width = size
-    box = crop_box(image.size, size, crop)
-    pixels = np.asarray(image.resize((width, height), Image.Resampling.LANCZOS, box=box), dtype=np.float32)
+    box = crop_box(Size.of(image), size, crop)
+    pixels = np.asarray(image.resize(Size(*size).for_pil, Image.Resampling.LANCZOS, box=box), dtype=np.float32)
     pixels = pixels[:, ::-1] if flip else pixels
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) / 127.5 - 1  # [H, W, 3] -> [3, H, W]

@@ -59,8 +59,7 @@ def encode_prompts(request: GenerateRequest) -> None:
 
 def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
     """Draw picture by picture into the output folder, and a grid with a row for each prompt."""
-    height, width = request.size
-    settings = SampleSettings(height=height, width=width, steps=request.steps, guidance=request.guidance)
+    settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance)
     requests = [
         Request(**encode_cache.read(cache.prompt_file(prompt)), seed=request.seed, number=number)
         for prompt in request.prompts

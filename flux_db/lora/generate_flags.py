@@ -16,8 +16,9 @@ from flux_db.files import text_problem
 from flux_db.lora import merge
 from flux_db.lora.merge import Additions, Weighted
 from flux_db.output_folder import GRID
-from flux_db.settings.derived import parse_size, read_prompts
+from flux_db.settings.derived import read_prompts
 from flux_db.settings.schema import Config, from_flat_dict
+from flux_db.size import Size, parse_size
 
 # What somebody may want, and no typing error reaches.
 MOST_PICTURES, MOST_STEPS, MOST_PIXELS = 1000, 1000, 8192
@@ -32,8 +33,7 @@ class GenerateRequest:
     precision_given: bool
     loras: tuple[Weighted, ...]
     prompts: tuple[str, ...]
-    size: tuple[int, int]
-    """Height, width."""
+    size: Size
     num: int
     """Pictures per prompt."""
     steps: int
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lora", action="append", default=[], metavar="FILE[:WEIGHT]", help="LoRA file or folder; may be repeated")
     add("--prompt", action="append", default=[], help="what to draw; may be repeated")
     add("--prompts_file", type=Path, help="text file with a prompt on each line")
-    add("--size", type=_size, default=(1024, 1024), metavar="HxW", help="height and width (default: 1024x1024)")
+    add("--size", type=_size, default=Size.square(1024), metavar="HxW", help="height and width (default: 1024x1024)")
     add("--num", type=_number_to(MOST_PICTURES), default=1, help="pictures per prompt (default: 1)")
     add("--steps", type=_number_to(MOST_STEPS), default=28, help="denoising steps (default: 28)")
     add("--guidance", type=merge.finite, default=3.5, help="guidance value (default: 3.5)")
@@ -179,7 +179,7 @@ def _number_to(most: int) -> Callable[[str], int]:
     return read_number
 
 
-def _size(text: str) -> tuple[int, int]:
+def _size(text: str) -> Size:
     size = parse_size(text) if len(text) <= 20 else None
     if size is None or any(side % PIXELS_PER_TOKEN or not 0 < side <= MOST_PIXELS for side in size):
         raise argparse.ArgumentTypeError(

@@ -14,6 +14,7 @@ from PIL import Image
 
 from flux_db.model import flow, loading
 from flux_db.model.runtime import quiet
+from flux_db.size import Size
 from flux_db.stream import Purpose, generator
 
 
@@ -32,8 +33,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
-    height: int
-    width: int
+    size: Size
     steps: int
     guidance: float
     batch: int = 1
@@ -80,7 +80,7 @@ class Sampler:
         """One batch of pictures before rounding: [N, 3, H, W], white is 1 and black is -1."""
         # every batch is full, so that there is one compiled shape
         padded = [*requests, *[requests[-1]] * (settings.batch - len(requests))]
-        h, w = settings.height // self.factor, settings.width // self.factor
+        h, w = (side // self.factor for side in settings.size)
         noise = [
             generator(r.seed, r.number, r.purpose).standard_normal((self.channels, h, w), np.float32) for r in padded
         ]
@@ -88,8 +88,8 @@ class Sampler:
             prompt_embeds=Tensor(np.stack([r.prompt_embeds for r in padded])).astype(self.dtype),
             pooled_prompt_embeds=Tensor(np.stack([r.pooled_prompt_embeds for r in padded])).astype(self.dtype),
             latents=flow.pack(Tensor(np.stack(noise))).astype(self.dtype),
-            height=settings.height,
-            width=settings.width,
+            height=settings.size.height,
+            width=settings.size.width,
             num_inference_steps=settings.steps,
             guidance_scale=settings.guidance,
             output_type="latent",

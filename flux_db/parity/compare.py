@@ -15,13 +15,15 @@ from mindspore import Tensor, nn
 from mindspore.amp import DynamicLossScaler
 
 from flux_db.console import stage
-from flux_db.data import encode, timesteps
+from flux_db.data import encode
+from flux_db.data.timesteps import loss_weights, timestep_fraction, timestep_index
 from flux_db.model import adapter, flow, loading, optim
 from flux_db.model.runtime import DTYPES, Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings
 from flux_db.parity import golden
 from flux_db.parity.golden import Reference
 from flux_db.settings.schema import Config, OptimConfig, from_flat_dict
+from flux_db.size import Size
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
 from flux_db.training.build import step_settings
 
@@ -176,7 +178,7 @@ def _density_error(reference: Reference, scheme: str) -> float:
     found = []
     for raw in part["raw"]:
         given = SimpleNamespace(normal=lambda mean, std, raw=raw: raw, random=lambda raw=raw: raw)
-        found.append(timesteps.timestep_fraction(given, scheme, **golden.DENSITY))
+        found.append(timestep_fraction(given, scheme, **golden.DENSITY))
     return golden.max_abs_error(np.array(found), part["u"])
 
 
@@ -284,14 +286,14 @@ def _all_schemes(settings: StepSettings) -> StepSettings:
         settings,
         sigmas=np.tile(settings.sigmas, len(golden.SCHEMES)),
         timesteps=np.tile(settings.timesteps, len(golden.SCHEMES)),
-        weights=np.concatenate([timesteps.loss_weights(scheme, settings.sigmas) for scheme in golden.SCHEMES]),
+        weights=np.concatenate([loss_weights(scheme, settings.sigmas) for scheme in golden.SCHEMES]),
     )
 
 
 def _scheme_batches(reference: Reference) -> Iterator[dict[str, np.ndarray]]:
     for number, scheme in enumerate(golden.SCHEMES):
         u = reference.arrays[f"density.{scheme}.u"][: golden.BATCH]
-        index = [timesteps.timestep_index(float(value), 1000) + 1000 * number for value in u]
+        index = [timestep_index(float(value), 1000) + 1000 * number for value in u]
         yield golden.batch(0) | {"index": np.array(index, np.int32)}
 
 
@@ -336,9 +338,7 @@ def _answer_and_picture(reference: Reference, runtime: Runtime, transformer: nn.
         seed=golden.SEED,
         number=0,
     )
-    settings = SampleSettings(
-        height=golden.PIXELS, width=golden.PIXELS, steps=golden.PICTURE_STEPS, guidance=golden.GUIDANCE
-    )
+    settings = SampleSettings(size=Size.square(golden.PIXELS), steps=golden.PICTURE_STEPS, guidance=golden.GUIDANCE)
     pixels = Sampler(model, transformer, runtime.dtype).pixels([request], settings)[0]
     return {"transformer.lora": answer, "picture": np.clip(pixels / 2.0 + 0.5, 0.0, 1.0)}
 

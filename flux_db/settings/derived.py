@@ -10,6 +10,7 @@ from flux_db.errors import UserError
 from flux_db.files import read_text, text_problem
 from flux_db.output_folder import CACHE
 from flux_db.settings.schema import Config, to_flat_dict
+from flux_db.size import Size, parse_size
 
 # Of a file; each is encoded and drawn.
 MOST_PROMPTS = 10_000
@@ -75,16 +76,10 @@ def read_prompts(path: Path | str, flag: str) -> list[str]:
     return prompts
 
 
-def validation_size(config: Config) -> tuple[int, int]:
-    """Height and width of the samples."""
+def validation_size(config: Config) -> Size:
+    """Of the samples."""
     size = config.validation.validation_size
-    return (parse_size(size) if size else None) or (config.data.resolution, config.data.resolution)
-
-
-def parse_size(text: str) -> tuple[int, int] | None:
-    """(768, 512) of 768x512; None if it is nothing of the kind."""
-    match = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", text)
-    return (int(match[1]), int(match[2])) if match else None
+    return (parse_size(size) if size else None) or Size.square(config.data.resolution)
 
 
 def shown_settings(config: Config) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from mindspore.amp import DynamicLossScaler
 
 from flux_db.console import say, stage
 from flux_db.data.dataset import Dataset, total_steps
+from flux_db.data.timesteps import loss_weights
 from flux_db.model import adapter, loading, model_folder, optim, sharding
 from flux_db.model.optim import FlatOptimizer
 from flux_db.model.runtime import Runtime
@@ -104,11 +105,9 @@ def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
 def _tell_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
     counts = Counter(example.size for example in dataset.examples)
     if len(counts) > 1:
-        shown = ", ".join(f"{width} x {height}: {counts[height, width]}" for height, width in dataset.sizes)
+        shown = ", ".join(f"{size}: {counts[size]}" for size in dataset.sizes)
         say(f"Pictures in each bucket, which is a graph of its own: {shown}")
-        small = [
-            f"{width} x {height}" for height, width in dataset.sizes if counts[height, width] < layout.global_batch
-        ]
+        small = [str(size) for size in dataset.sizes if counts[size] < layout.global_batch]
         if small:
             say(
                 f"warning: fewer pictures than the {layout.global_batch} of a step in {', '.join(small)}: "
@@ -127,7 +126,7 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
     return StepSettings(
         sigmas=sigmas,
         timesteps=timesteps,
-        weights=timesteps.loss_weights(config.loss.weighting_scheme, sigmas),
+        weights=loss_weights(config.loss.weighting_scheme, sigmas),
         vae_shift=vae.get("shift_factor") or 0.0,
         vae_scale=vae["scaling_factor"],
         guidance_scale=config.loss.guidance_scale if has_guidance else None,

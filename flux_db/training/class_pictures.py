@@ -17,6 +17,7 @@ from flux_db.errors import UserError
 from flux_db.model import loading, runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings
 from flux_db.settings.schema import Config
+from flux_db.size import Size
 from flux_db.stream import Purpose
 
 NAME = "class-{:05d}.png"
@@ -54,8 +55,7 @@ def generate(config: Config) -> None:
         Request(**prompt, seed=config.output.seed, number=number, purpose=Purpose.CLASS_PICTURE) for number in numbers
     ]
     settings = SampleSettings(
-        height=config.data.resolution,
-        width=config.data.resolution,
+        size=Size.square(config.data.resolution),
         steps=config.validation.validation_inference_steps,
         guidance=config.validation.validation_guidance,
         batch=min(config.data.sample_batch_size, len(requests)),

@@ -180,7 +180,7 @@ class Trainer:
             inputs = [Tensor(np.asarray(column)) for column in batch]
             if (size := self.source.size(i)) not in compiled:
                 several = len(self.source.dataset.sizes) > 1
-                with stage("Compiling the training step" + (f" for {size[1]} x {size[0]}" if several else "")):
+                with stage("Compiling the training step" + (f" for {size}" if several else "")):
                     self.training.step.compile(*inputs)
                 compiled.add(size)
                 self._clock = time.monotonic()

@@ -60,10 +60,8 @@ class Validator:
             Request(**cache.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
             for prompt, number in pairs
         ]
-        height, width = validation_size(config)
         self.settings = SampleSettings(
-            height=height,
-            width=width,
+            size=validation_size(config),
             steps=validation.validation_inference_steps,
             guidance=validation.validation_guidance,
         )

@@ -12,9 +12,10 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from flux_db.console import say, stage
-from flux_db.data import encode_cache, timesteps
+from flux_db.data import encode_cache
 from flux_db.data.dataset import Dataset, Example
 from flux_db.data.encode_cache import Cache
+from flux_db.data.timesteps import timestep_index
 from flux_db.model import flow
 from flux_db.model.runtime import Runtime
 from flux_db.run.metrics_file import Row
@@ -70,7 +71,7 @@ class HeldOut:
         # a transformer spread over the ranks needs all of them for every forward
         self.even = config.runtime.shard_base
         self.loss = FlowLoss(transformer, settings)
-        timesteps = [timesteps.timestep_index((i + 0.5) / LEVELS, len(settings.sigmas)) for i in range(LEVELS)]
+        timesteps = [timestep_index((i + 0.5) / LEVELS, len(settings.sigmas)) for i in range(LEVELS)]
         self.evaluations = [(example, index) for example in dataset.held_out for index in timesteps]
         self.compiled = not runtime.is_main  # the other ranks say nothing
         about = [config.data.resolution, self.seed, settings.guidance_scale, timesteps]

@@ -19,6 +19,7 @@ from flux_db.model import adapter, flow, loading
 from flux_db.model.sampler import Request, Sampler, SampleSettings
 from flux_db.parity import golden
 from flux_db.settings.schema import LoraConfig, to_flat_dict
+from flux_db.size import Size
 from flux_db.stream import BatchLayout, Purpose, generator
 from flux_db.training import build
 from flux_db.training.prepare import prepare
@@ -108,7 +109,7 @@ def picture_request(world, config, model):
 
 
 def draw_here(model, transformer, request):
-    settings = SampleSettings(height=64, width=64, steps=4, guidance=golden.GUIDANCE)
+    settings = SampleSettings(size=Size.square(64), steps=4, guidance=golden.GUIDANCE)
     pixels = Sampler(model, transformer, ms.float32).pixels([request], settings)[0]
     return np.clip(pixels / 2 + 0.5, 0, 1)
 
