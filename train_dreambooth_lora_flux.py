@@ -18,27 +18,29 @@ def main(argv: list[str]) -> int:
     hide_token()
     # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
     stop = StopRequest().listen()
-    from flux_db.check.dry_run import tell
-    from flux_db.check.files import check_files
-    from flux_db.check.pictures import check_pictures
-    from flux_db.check.values import check_values
+    from flux_db.check import dry_run
+    from flux_db.check.everything import check_everything
     from flux_db.report.hub import check_hub
     from flux_db.run.lock import OutputLock, is_first_process
     from flux_db.settings.command_line import read_config
 
     given = read_config(argv)
     if given.config.output.dry_run:
-        return tell(given)
-    config = given.checked(check_values, check_files, check_pictures, check_hub)
+        return dry_run.run(given)
+    config, seen = check_everything(given, check_hub)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
-        # Only now: a mistake in the settings is told within a second, without MindSpore
+        # Only now: a mistake in the settings is reported within a second, without MindSpore
         from flux_db.model import runtime
-        from flux_db.training import run
+        from flux_db.training.build import build
         from flux_db.training.prepare import prepare
+        from flux_db.training.run import publish, restore, train
 
         device = runtime.start(config.runtime)
-        model, cache, dataset, start = prepare(config, device)
-        return run.train(config, device, model, cache, dataset, start, stop)
+        prepared = prepare(config, device, seen)
+        training = build(config, device, prepared.model, prepared.dataset)
+        ground = restore(config, device, prepared, training)
+        outcome = train(config, device, prepared, training, ground, stop)
+        return publish(config, device, outcome, stop)
 
 
 if __name__ == "__main__":

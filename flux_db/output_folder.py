@@ -7,6 +7,9 @@ STATUS = "train_state.json"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 CACHE = "cache"
+# in the cache: what was found out about pictures and about its own files
+PICTURES_SEEN = "pictures_seen.json"
+FILES_SEEN = "files_seen.json"
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 BEST_LORA = "best_lora.safetensors"

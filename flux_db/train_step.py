@@ -12,6 +12,7 @@ from mindspore.amp import DynamicLossScaler
 from flux_db.model import flow
 from flux_db.model.optim import FlatOptimizer, flatten
 from flux_db.model.runtime import quiet
+from flux_db.step_inputs import StepResult
 
 with quiet():
     from mindone.diffusers.training_utils import TrainStep
@@ -70,22 +71,9 @@ class Velocity:
 
 
 class TrainStepForFluxDevDB(TrainStep, Velocity):
-    """`step(pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary[, mask]) -> [5]`.
-
-    pictures       [B, 2C, h, w] latent moments; or [B, 3, H, W] pixels in -1..1, if a VAE was given
-    eps, noise     [B, C, h, w] standard normal, for the VAE's posterior and for the flow
-    index          [B] timestep index
-    prompt_embeds  [B, L, D] of T5, and pooled [B, D'] of CLIP
-    dropout_key    [B] what the LoRA dropout masks are made of
-    lr             [] learning rate of this optimizer step
-    boundary       [] true on the last micro-step of an accumulation window
-    mask           [B, 1, h, w] weight of the squared error at each latent; without masks there is no such input
+    """`step(*inputs.given) -> [5]`, from StepInputs to the numbers of a StepResult.
 
     Sizes are the inputs' own: each size compiles to one graph, and all graphs share weights and optimizer.
-
-    On a boundary the result is: mean loss over the window and the ranks, gradient norm before clipping, whether the
-    update was made (not, if any gradient was Inf or NaN), the loss scale in use, and how many ranks asked to stop.
-    Elsewhere it is zeros.
     """
 
     def __init__(
@@ -118,6 +106,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         length = sum(optimizer.sizes) + 2 if self.accumulate else 1
         self.window = Parameter(Tensor(np.zeros(length), ms.float32), name="window", requires_grad=False)
         self.stop_asked = Parameter(Tensor([0.0], ms.float32), name="stop_asked", requires_grad=False)
+        self.result_length = len(StepResult._fields)
         self.all_reduce = ops.AllReduce() if settings.world_size > 1 else ops.Identity()
 
     def ask_to_stop(self) -> None:
@@ -143,10 +132,12 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
             loss = flow.prior_preservation(errors, self.prior_loss_weight)
         return self.loss_scaler.scale(loss), loss
 
-    def construct(self, pictures, eps, noise, index, prompt_embeds, pooled, dropout_key, lr, boundary, mask=None):
+    def construct(
+        self, pictures, eps, noise, index, prompt_embeds, pooled_prompt_embeds, dropout_key, lr, boundary, mask=None
+    ):
         if self.dropout_key is not None:
             ops.assign(self.dropout_key, dropout_key)
-        inputs = (pictures, eps, noise, index, prompt_embeds, pooled)
+        inputs = (pictures, eps, noise, index, prompt_embeds, pooled_prompt_embeds)
         inputs = inputs if mask is None else (*inputs, mask)
         (_, loss), gradients = self.forward_and_backward(*inputs)
         # all that ranks tell each other travels as one vector: one accumulator, one all-reduce
@@ -159,7 +150,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
             ops.assign(self.window, ops.zeros_like(self.window))
         else:
             ops.assign(self.window, vector)
-            result = ops.zeros((5,), ms.float32)
+            result = ops.zeros((self.result_length,), ms.float32)
         return result
 
     def update(self, vector, lr):
@@ -173,4 +164,4 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.optimizer(gradient * clip, lr, finite)
         if self.dynamic_scale:
             self.loss_scaler.adjust(finite)
-        return ops.stack((loss, norm, finite.astype(ms.float32), scale, stop))
+        return ops.stack((loss, norm, finite.astype(ms.float32), scale, stop))  # a StepResult

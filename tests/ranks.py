@@ -19,12 +19,12 @@ def fail_before_init() -> None:
 
 
 def raise_after_init() -> None:
-    from flux_db.training import run
+    from flux_db.training import build
 
-    def build(*_):
+    def fail(*_):
         raise RuntimeError("this rank fails after it has joined the others")
 
-    run.build = build
+    build.build = fail
 
 
 def nan_in_step_two_and_other_weights_after_step_three() -> None:
@@ -33,15 +33,13 @@ def nan_in_step_two_and_other_weights_after_step_three() -> None:
 
     from flux_db.data.batches import BatchSource
     from flux_db.model import adapter
-    from flux_db.training.loop import Trainer
+    from flux_db.training.loop import Loop
 
-    right_batch, right_finish = BatchSource.__getitem__, Trainer._finish
+    right_batch, right_finish = BatchSource.__getitem__, Loop._finish
 
     def batch(self, i):
-        columns = list(right_batch(self, i))
-        if i == 1:
-            columns[2] = np.full_like(columns[2], np.nan)
-        return tuple(columns)
+        inputs = right_batch(self, i)
+        return inputs._replace(noise=np.full_like(inputs.noise, np.nan)) if i == 1 else inputs
 
     def finish(self, pending):
         right_finish(self, pending)
@@ -49,7 +47,7 @@ def nan_in_step_two_and_other_weights_after_step_three() -> None:
             weight = next(iter(adapter.parameters(self.training.transformer).values()))
             ops.assign(weight, weight * (1 + 1e-6))
 
-    BatchSource.__getitem__, Trainer._finish = batch, finish
+    BatchSource.__getitem__, Loop._finish = batch, finish
 
 
 if __name__ == "__main__":

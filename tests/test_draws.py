@@ -50,7 +50,7 @@ def encoded(config):
         rng = np.random.default_rng(list(prompt.encode()))
         embeds = {"prompt_embeds": (16, 48), "pooled_prompt_embeds": (32,)}
         arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in embeds.items()}
-        encode_cache.write(cache.prompt_file(prompt), arrays)
+        cache.write(cache.prompt_file(prompt), arrays)
     if work.pictures:
         encode.encode(config, model, cache, encode.Work((), work.pictures))
     return model, cache, dataset
@@ -151,7 +151,7 @@ def drawn(everything):
     """Of 90 batches each row's sample, number of crop and flip, told by its latents; and the row's loss weights."""
     batches = source(everything, steps=90, batch=2)
     choices = {
-        (sample, number, flip): encode_cache.read(batches.cache.picture_file(version, flip))["moments"]
+        (sample, number, flip): batches.cache.read(batches.cache.picture_file(version, flip))["moments"]
         for sample in batches.dataset.examples
         for number, version in enumerate(sample.versions)
         for flip in (False, True)
@@ -196,7 +196,7 @@ def test_masks_without_cached_latents(everything):
 def test_captions_are_dropped_in_the_share_asked_for_and_never_the_class_prompt(cpu, everything):
     batches = source(everything, steps=150, batch=2)
     prompts = {
-        p: encode_cache.read(batches.cache.prompt_file(p))["prompt_embeds"] for p in (*batches.dataset.prompts, "")
+        p: batches.cache.read(batches.cache.prompt_file(p))["prompt_embeds"] for p in (*batches.dataset.prompts, "")
     }
     instance, classes = Counter(), Counter()
     for batch in batches:

@@ -100,7 +100,7 @@ def test_noise_differs_from_step_to_step(cpu, world, tmp_path):
         learning_rates=np.ones(6, np.float32),
         num_timesteps=1000,
     )
-    columns = [dict(zip(batches.COLUMNS, source[i], strict=True)) for i in range(6)]
+    columns = [source[i]._asdict() for i in range(6)]
     for name in ("noise", "eps"):
         assert len({column[name].tobytes() for column in columns}) == 6
     assert len({int(column["index"][0]) for column in columns}) > 1

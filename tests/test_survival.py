@@ -18,7 +18,7 @@ from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.interrupt import StopRequest
 from flux_db.run import checkpoint
-from flux_db.training.loop import Trainer
+from flux_db.training.loop import Loop
 
 # LoRA in the last block only: the step compiles in seconds
 QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 6, "checkpointing_steps": 2}
@@ -245,10 +245,10 @@ def test_a_stop_on_a_validation_step_loses_no_round(calm, world, held_out, tmp_p
             if pending.step == stop_after:
                 stop.signal = signal.SIGTERM
 
-        monkeypatch.setattr(Trainer, "_finish", stopping)
+        monkeypatch.setattr(Loop, "_finish", stopping)
         return train(world.config(Path("out"), validation_data_dir=held_out, **QUICK | WATCHED), stop)
 
-    finish = Trainer._finish
+    finish = Loop._finish
     assert trained("calm") == 0
     output = tmp_path / "stopped" / "out"
     assert trained("stopped", stop_after=2) == 128 + signal.SIGTERM

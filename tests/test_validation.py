@@ -28,9 +28,9 @@ from flux_db.run.metrics_log import MetricsLog
 from flux_db.run.saved_state import Best
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import from_flat_dict
-from flux_db.training.loop import Trainer
 from flux_db.training.resume import Ground
 from flux_db.training.sample_rounds import Validator, is_due, steps_between
+from flux_db.training.validation import Validation
 from flux_db.training.validation_loss import LEVELS, FlowLoss, HeldOut
 
 
@@ -85,7 +85,7 @@ def validator(tmp_path, rank, painter, **changes):
     cache.folder.mkdir(exist_ok=True)
     for number, prompt in enumerate(("a", "b")):
         arrays = {"prompt_embeds": np.full((4, 2), 100 + number, np.float32), "pooled_prompt_embeds": np.zeros(2)}
-        encode_cache.write(cache.prompt_file(prompt), arrays)
+        cache.write(cache.prompt_file(prompt), arrays)
     metrics_log = MetricsLog(settings, 10, 0, enabled=rank.is_main)
     return Validator(settings, rank, cache, painter, metrics_log)
 
@@ -239,9 +239,9 @@ def parts(cpu, world, tmp_path_factory):
         values = inputs(48, 32, rows=1, seed=number)
         picture = Picture(folder / f"{number}.png", None, (32, 32), f"{number + 1:064x}")
         samples.append(Example(picture=picture, prompt=f"prompt {number}", crop=(0.5, 0.5), size=(32, 32)))
-        encode_cache.write(cache.picture_file(samples[-1], False), {"moments": values["pictures"][0]})
+        cache.write(cache.picture_file(samples[-1], False), {"moments": values["pictures"][0]})
         arrays = {"prompt_embeds": values["prompt_embeds"][0], "pooled_prompt_embeds": values["pooled"][0]}
-        encode_cache.write(cache.prompt_file(f"prompt {number}"), arrays)
+        cache.write(cache.prompt_file(f"prompt {number}"), arrays)
     dataset = Dataset(examples=(), held_out=tuple(samples))
     return folder, transformer, settings, cache, dataset, FlowLoss(transformer, settings)
 
@@ -299,12 +299,15 @@ def test_it_follows_the_weights(parts):
 
 def recalled(tmp_path, saved, row=None, **changes):
     """The best that a run knows when it goes on from a checkpoint, at step 4, with this line of its round there."""
-    trainer = Trainer.__new__(Trainer)
-    trainer.config, trainer.output = config(tmp_path, **{"keep_best": True} | changes), tmp_path
-    trainer.start, trainer.ground = SimpleNamespace(saved=saved), Ground(None, row)
-    trainer.held_out = SimpleNamespace(fingerprint="x")
-    trainer._lora_file = lambda: best_file(4)
-    return trainer._recall_best()
+    settings = config(tmp_path, **{"keep_best": True} | changes)
+
+    def write_lora(name):
+        (tmp_path / name).write_bytes(best_file(4))
+
+    held_out = SimpleNamespace(fingerprint="x")
+    validation = Validation(settings, Rank(0), None, None, held_out, write_lora, every=1, total_steps=10)
+    validation.recall_best(saved, Ground(None, row))
+    return validation.best
 
 
 def best_file(step):

@@ -78,11 +78,15 @@ def train(config: Config, stop=None) -> int:
     from flux_db.interrupt import StopRequest
     from flux_db.model import runtime
     from flux_db.training import run
+    from flux_db.training.build import build
     from flux_db.training.prepare import prepare
 
+    stop = stop or StopRequest()
     device = runtime.Runtime(device="CPU", dtype=runtime.DTYPES[config.runtime.mixed_precision])
-    model, cache, dataset, start = prepare(config, device)
-    return run.train(config, device, model, cache, dataset, start, stop or StopRequest())
+    prepared = prepare(config, device)
+    training = build(config, device, prepared.model, prepared.dataset)
+    ground = run.restore(config, device, prepared, training)
+    return run.publish(config, device, run.train(config, device, prepared, training, ground, stop), stop)
 
 
 def metrics(output: Path) -> list[dict]:

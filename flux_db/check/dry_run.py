@@ -15,8 +15,7 @@ from PIL import Image
 
 from flux_db.atomic import write_file, write_png
 from flux_db.check import contact_sheet, plan
-from flux_db.check.files import check_files
-from flux_db.check.pictures import survey
+from flux_db.check.everything import find_problems
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
@@ -25,7 +24,7 @@ from flux_db.data.dataset import Dataset, Example, read_dataset
 from flux_db.data.selection import Survey
 from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
-from flux_db.settings.command_line import Given, read_config
+from flux_db.settings.command_line import Given
 from flux_db.settings.derived import background, has_trigger, raw_validation_prompts
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -53,24 +52,13 @@ class Row:
     warnings: tuple[str, ...]
 
 
-def run(argv: Sequence[str]) -> int:
-    """Tell what a run with these flags would do; raises all problems at once if it could not train."""
-    return tell(read_config(argv))
-
-
-def tell(given: Given) -> int:
-    """The same for flags that were read already."""
-    surveys: list[Survey] = []
-
-    def look(config: Config) -> list[str]:
-        surveys.append(survey(config))
-        return surveys[-1].problems
-
-    config, faults = given.config, given.problems_by(check_values)
-    problems = given.problems_by(check_values, check_files, look)
-    seen = surveys[-1]
-    # With faulty settings there is no telling what the run would be.
-    if not faults and seen.subject is not None and seen.subject.pictures:
+def run(given: Given) -> int:
+    """Print what a run with these settings would do; raises all problems at once if it could not train."""
+    config = given.config
+    problems, seen = find_problems(given)
+    # With faulty settings nobody knows what the run would be.
+    faulty = given.problems_by(check_values)
+    if not faulty and seen.subject is not None and seen.subject.pictures:
         dataset, warnings = read_dataset(config, seen)
         if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)

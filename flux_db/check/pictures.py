@@ -12,15 +12,15 @@ from flux_db.check.values import MOST_STEPS, check_values
 from flux_db.data import buckets
 from flux_db.data.dataset import choose_sizes, number_of_devices
 from flux_db.data.draw_order import DrawOrder
-from flux_db.data.pictures import Inspection, find_pictures, inspect_pictures
+from flux_db.data.pictures import Inspection, find_pictures
 from flux_db.data.selection import (
     Survey,
     find_subject,
     held_out_pictures,
     held_out_place,
+    inspect_subject,
     masks_in_use,
     trained_pictures,
-    warn_below,
 )
 from flux_db.errors import UserError
 from flux_db.settings.derived import global_batch
@@ -38,11 +38,13 @@ def check_pictures(config: Config) -> list[str]:
 def survey(config: Config) -> Survey:
     data = config.data
     if (data.instance_data_dir is None) == (data.dataset_name is None) or folders.problems(config):
-        return Survey(None, None, [])  # told already: exactly one is needed, and apart from all other folders
+        return Survey(None, None, [])  # the other checks report it: exactly one is needed, apart from all other folders
+    if data.instance_data_dir is not None and not os.path.isdir(data.instance_data_dir):
+        return Survey(None, None, [])  # check_files reports it
     found = subject = None
     try:
         found = find_subject(config)
-        subject = inspect_pictures(found, warn_below(config))
+        subject = inspect_subject(config, found)
         problems = [*subject.problems, *masks_in_use(config, found.folder, subject.pictures).problems]
     except UserError as error:
         problems = list(error.problems)

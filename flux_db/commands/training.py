@@ -5,28 +5,28 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from flux_db.check.everything import check_everything
 from flux_db.check.files import check_files
-from flux_db.check.pictures import check_pictures
 from flux_db.check.values import check_values
 from flux_db.commands.command import Command
-from flux_db.settings.command_line import lasting_flags, parse_config, store_config
+from flux_db.settings.command_line import lasting_flags, parse_config, read_config, store_config
 
 
 def check_run(argv: list[str]) -> int:
     """Report what a run would do: pictures, problems, steps, contact sheet; takes the trainer's flags."""
-    from flux_db.check.dry_run import run
+    from flux_db.check import dry_run
 
-    return run(argv)
+    return dry_run.run(read_config(argv))
 
 
 def prepare(argv: list[str]) -> None:
     """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
-    config = parse_config(argv, checks=(check_values, check_files, check_pictures))
+    config, seen = check_everything(read_config(argv))
     from flux_db.run.lock import OutputLock
     from flux_db.training import prepare
 
     with OutputLock(config.output.output_dir):
-        prepare.prepare(config, prepare.Alone())
+        prepare.prepare(config, prepare.Alone(), seen)
 
 
 def encode(argv: list[str]) -> None:

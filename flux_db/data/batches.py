@@ -1,4 +1,4 @@
-"""Micro-batch i of a run, as arrays in the order that the training step takes them."""
+"""Micro-batch i of a run."""
 
 from __future__ import annotations
 
@@ -6,35 +6,22 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from flux_db import stream
 from flux_db.data.dataset import Dataset, Example
 from flux_db.data.draw_order import DrawOrder
-from flux_db.data.encode_cache import Cache, read
+from flux_db.data.encode_cache import Cache
 from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_rgb, resize_and_crop
 from flux_db.data.timesteps import timestep_fraction, timestep_index
 from flux_db.errors import UserError
 from flux_db.settings.schema import Config
 from flux_db.size import Size
+from flux_db.step_inputs import StepInputs
 from flux_db.stream import BatchLayout, Purpose
-
-Batch = tuple[np.ndarray, ...]
-
-COLUMNS = (
-    "pictures",
-    "eps",
-    "noise",
-    "index",
-    "prompt_embeds",
-    "pooled_prompt_embeds",
-    "dropout_key",
-    "lr",
-    "boundary",
-)
-MASK_COLUMN = "mask"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +42,7 @@ class BatchSource:
     def __len__(self) -> int:
         return len(self.learning_rates) * self.layout.accumulation - self.start
 
-    def __getitem__(self, i: int) -> Batch:
+    def __getitem__(self, i: int) -> StepInputs:
         micro_step = self.start + int(i)
         positions = self.layout.positions(micro_step)
         examples = [self.dataset.examples[self.order.item(k)] for k in positions]
@@ -63,15 +50,9 @@ class BatchSource:
         if self.dataset.class_examples:
             classes = [self._class_example(k, example.size) for k, example in zip(positions, examples, strict=True)]
             rows += [self._row(k, example, stream_id=1) for k, example in zip(positions, classes, strict=True)]
-        columns = [np.stack(column) for column in zip(*rows, strict=True)]
-        masks = [columns.pop()] if self.dataset.masked else []
+        columns = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         lr = np.float32(self.learning_rates[micro_step // self.layout.accumulation])
-        return (*columns, np.array(lr), np.array(self.layout.is_boundary(micro_step)), *masks)
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of a batch's arrays, in order."""
-        return [*COLUMNS, MASK_COLUMN] if self.dataset.masked else list(COLUMNS)
+        return StepInputs(**columns, lr=np.array(lr), boundary=np.array(self.layout.is_boundary(micro_step)))
 
     @cached_property
     def order(self) -> DrawOrder:
@@ -82,7 +63,7 @@ class BatchSource:
         position = self.layout.positions(self.start + i)[0]
         return self.dataset.examples[self.order.item(position)].size
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StepInputs]:
         return (self[i] for i in range(len(self)))
 
     def _class_example(self, k: int, size: Size) -> Example:
@@ -90,7 +71,7 @@ class BatchSource:
         examples = self.dataset.class_examples
         return replace(examples[stream.item(self.config.output.seed, k, len(examples), stream_id=1)], size=size)
 
-    def _row(self, k: int, example: Example, stream_id: int) -> Batch:
+    def _row(self, k: int, example: Example, stream_id: int) -> dict[str, np.ndarray]:
         """One example: everything random about it comes from its position k in the stream."""
         loss = self.config.loss
         u = timestep_fraction(
@@ -103,16 +84,16 @@ class BatchSource:
         prompt = self._prompt("" if stream_id == 0 and self._drops_caption(k) else example.prompt)
         picture, mask = self._picture(example, k, stream_id)
         latent = self._latent_shape(example.size)
-        return (
-            picture,
-            self._rng(k, Purpose.POSTERIOR, stream_id).standard_normal(latent, np.float32),
-            self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
-            np.int32(timestep_index(u, self.num_timesteps)),
-            prompt["prompt_embeds"],
-            prompt["pooled_prompt_embeds"],
-            np.int32(self._rng(k, Purpose.DROPOUT, stream_id).integers(-(2**31), 2**31)),
-            *([self._loss_weights(mask, latent)] if self.dataset.masked else []),
-        )
+        row = {
+            "pictures": picture,
+            "eps": self._rng(k, Purpose.POSTERIOR, stream_id).standard_normal(latent, np.float32),
+            "noise": self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
+            "index": np.int32(timestep_index(u, self.num_timesteps)),
+            "prompt_embeds": prompt["prompt_embeds"],
+            "pooled_prompt_embeds": prompt["pooled_prompt_embeds"],
+            "dropout_key": np.int32(self._rng(k, Purpose.DROPOUT, stream_id).integers(-(2**31), 2**31)),
+        }
+        return row | ({"mask": self._loss_weights(mask, latent)} if self.dataset.masked else {})
 
     def _rng(self, k: int, purpose: Purpose, stream_id: int) -> np.random.Generator:
         return stream.generator(self.config.output.seed, k, purpose, stream_id)
@@ -124,7 +105,7 @@ class BatchSource:
         if data.cache_latents:
             versions = example.versions
             number = int(self._rng(k, Purpose.CACHED_CROP, stream_id).integers(len(versions)))
-            arrays = _cached(self.cache.picture_file(versions[number], flip), str(example.picture.path))
+            arrays = self._cached(self.cache.picture_file(versions[number], flip), str(example.picture.path))
             return arrays["moments"], arrays.get("mask")
         u, v = (0.5, 0.5) if data.center_crop else self._rng(k, Purpose.CROP, stream_id).random(2)
         image = load_rgb(example.picture.path, self.cache.background)
@@ -150,21 +131,36 @@ class BatchSource:
         return share > 0 and bool(self._rng(k, Purpose.CAPTION, stream_id=0).random() < share)
 
     def _prompt(self, prompt: str) -> dict[str, np.ndarray]:
-        return _cached(self.cache.prompt_file(prompt), f'the prompt "{prompt}"')
+        return self._cached(self.cache.prompt_file(prompt), f'the prompt "{prompt}"')
+
+    def _cached(self, path: Path, what: str) -> dict[str, np.ndarray]:
+        arrays = self.cache.read(path)
+        if arrays is None:
+            raise UserError(
+                f"{path}: the stored encoding of {what} is gone or damaged; start again to have it made anew"
+            )
+        return arrays
 
 
-def _cached(path, what: str) -> dict[str, np.ndarray]:
-    arrays = read(path)
-    if arrays is None:
-        raise UserError(f"{path}: the stored encoding of {what} is gone or damaged; start again to have it made anew")
-    return arrays
+class _Rows:
+    """The same batches as plain tuples, for MindSpore."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, ...]:
+        return self.source[i].given
 
 
-def prefetch(source: BatchSource, workers: int) -> Iterator[Batch]:
+def prefetch(source: BatchSource, workers: int) -> Iterator[StepInputs]:
     """The source's batches in order; with workers, prepared ahead in as many threads."""
     if workers == 0 or len(source) == 0:
         return iter(source)
-    return dataset_of(source, workers).create_tuple_iterator(num_epochs=1, output_numpy=True)
+    rows = dataset_of(source, workers).create_tuple_iterator(num_epochs=1, output_numpy=True)
+    return (StepInputs(*row) for row in rows)
 
 
 def dataset_of(source: BatchSource, workers: int):
@@ -172,6 +168,7 @@ def dataset_of(source: BatchSource, workers: int):
     from mindspore.dataset import GeneratorDataset
 
     workers = min(max(1, workers), os.cpu_count() or 1)  # MindSpore refuses more
+    names = StepInputs._fields if source.dataset.masked else StepInputs._fields[:-1]
     return GeneratorDataset(
-        source, source.columns, shuffle=False, num_parallel_workers=workers, python_multiprocessing=False
+        _Rows(source), list(names), shuffle=False, num_parallel_workers=workers, python_multiprocessing=False
     )

@@ -12,15 +12,15 @@ from functools import cached_property
 from flux_db.data import buckets
 from flux_db.data.draw_order import DrawOrder
 from flux_db.data.masks import Mask
-from flux_db.data.pictures import Picture, inspect_pictures
+from flux_db.data.pictures import Picture
 from flux_db.data.selection import (
     Survey,
     find_subject,
     held_out_pictures,
+    inspect_subject,
     masks_in_use,
     sound_class_pictures,
     trained_pictures,
-    warn_below,
 )
 from flux_db.errors import UserError
 from flux_db.settings.derived import fill_trigger
@@ -107,7 +107,7 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
     """
     data = config.data
     found = seen.found if seen else find_subject(config)
-    subject = seen.subject if seen else inspect_pictures(found, warn_below(config))
+    subject = seen.subject if seen else inspect_subject(config, found)
     held_out = held_out_pictures(config, subject)
     trained = trained_pictures(config, subject)
     sizes = choose_sizes(config, trained)

@@ -1,12 +1,10 @@
-"""Prompts to embeddings and pictures to latent moments: once, in a process of its own, kept on disk by content.
-
-A cache file's name is a hash of everything that its content depends on, so nothing is ever stale; a checksum inside
-tells a damaged file, which is made again.
-"""
+"""Prompts to embeddings and pictures to latent moments: once, in a process of its own, kept on disk by content."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,14 +12,14 @@ import numpy as np
 
 from flux_db.console import say, stage
 from flux_db.data.dataset import Dataset, Example
-from flux_db.data.encode_cache import Cache, read, text_precision, write
+from flux_db.data.encode_cache import Cache, text_precision
 from flux_db.data.masks import mask_at
 from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import Config
 
-# --- the cache ---------------------------------------------------------------------------------------------------
-
+# Reading and hashing a file releases Python's lock.
+READERS = min(8, os.cpu_count() or 1)
 
 # --- what is missing ---------------------------------------------------------------------------------------------
 
@@ -61,10 +59,13 @@ def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
                 pictures.setdefault(cache.picture_file(example, flip), (example, flip))
     for example in dataset.held_out:
         pictures.setdefault(cache.picture_file(example, False), (example, False))
-    return Work(
-        tuple(prompt for prompt in prompts if read(cache.prompt_file(prompt)) is None),
-        tuple(entry for path, entry in pictures.items() if read(path) is None),
-    )
+    with ThreadPoolExecutor(READERS) as pool:
+        has_prompt = pool.map(lambda prompt: cache.is_sound(cache.prompt_file(prompt)), prompts)
+        has_picture = pool.map(cache.is_sound, pictures)
+        return Work(
+            tuple(prompt for prompt, there in zip(prompts, has_prompt, strict=True) if not there),
+            tuple(entry for entry, there in zip(pictures.values(), has_picture, strict=True) if not there),
+        )
 
 
 # --- encoding; in the process that `python -m flux_db encode` is --------------------------------------------------
@@ -104,7 +105,7 @@ def encode_prompts(config: Config, model: Path, cache: Cache, prompts: Sequence[
     for prompt in tqdm(prompts, desc="T5", unit="prompt"):
         ids = token_ids(t5_tokenizer, prompt, config.data.max_sequence_length, "T5")
         embeds = t5(Tensor(ids), return_dict=False)[0].float().asnumpy()[0]
-        write(cache.prompt_file(prompt), {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled[prompt]})
+        cache.write(cache.prompt_file(prompt), {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled[prompt]})
 
 
 def token_ids(tokenizer, prompt: str, length: int, encoder: str) -> np.ndarray:
@@ -141,4 +142,4 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
         if example.mask:
             latent = arrays["moments"].shape[1:]
             arrays["mask"] = mask_at(example.mask, example.picture.size, example.size, example.crop, flip, latent)
-        write(cache.picture_file(example, flip), arrays)
+        cache.write(cache.picture_file(example, flip), arrays)

@@ -1,7 +1,4 @@
-"""Pictures: find them in a folder, check them, open them upright as RGB, bring them to size.
-
-No randomness: where to crop and whether to flip is decided by the caller.
-"""
+"""Pictures: found in a folder, and checked."""
 
 import hashlib
 import os
@@ -16,8 +13,9 @@ from tqdm import tqdm
 
 from flux_db.data import near_duplicates
 from flux_db.data.captions import read_captions
-from flux_db.data.pixels import _blame, _decode, _demand_picture
+from flux_db.data.pixels import blame, decode, demand_picture
 from flux_db.errors import UserError
+from flux_db.file_memo import FileMemo, identity_of
 from flux_db.files import PICTURE_LIMIT, read_bytes
 from flux_db.size import Size
 
@@ -143,10 +141,11 @@ def _natural(path: Path) -> tuple:
 # ---- checking ----
 
 
-def inspect_pictures(found: Found, resolution: int) -> Inspection:
-    """Decode every picture once and collect all that is wrong with them."""
+def inspect_pictures(found: Found, resolution: int, memo: FileMemo | None = None) -> Inspection:
+    """Decode every picture that the memo does not know, and collect all that is wrong with them."""
+    memo = memo or FileMemo()
     with ThreadPoolExecutor(_DECODING_THREADS) as pool:
-        results = pool.map(lambda source: _inspect(source, resolution), found.sources)
+        results = pool.map(lambda source: _inspect(source, resolution, memo), found.sources)
         few = len(found.sources) < PROGRESS_FROM
         results = list(tqdm(results, "checking", len(found.sources), unit="picture", leave=False, disable=few))
     pictures = _mark_duplicates([result for result in results if isinstance(result, Picture)])
@@ -157,18 +156,35 @@ def inspect_pictures(found: Found, resolution: int) -> Inspection:
     return Inspection(tuple(pictures), (*found.problems, *problems), tuple(warnings))
 
 
-def _inspect(source: Source, resolution: int) -> Picture | UserError:
-    try:
-        with _blame(source.path):
-            _demand_picture(source.path)
-            data = read_bytes(source.path, PICTURE_LIMIT)
-            size, hash_ = _decode(data, source.path)
-    except UserError as error:
-        return error
+def _inspect(source: Source, resolution: int, memo: FileMemo) -> Picture | UserError:
+    known = _known(memo.get(source.path))
+    if known is None:
+        identity = identity_of(source.path)
+        try:
+            with blame(source.path):
+                demand_picture(source.path)
+                data = read_bytes(source.path, PICTURE_LIMIT)
+                size, hash_ = decode(data, source.path)
+        except UserError as error:
+            return error
+        known = size, hashlib.sha256(data).hexdigest(), hash_
+        memo.put(source.path, identity, [*size, known[1], hash_.hex()])
+    size, digest, hash_ = known
     warnings = source.warnings
     if min(size) < resolution:
         warnings += (f"{size} {SMALL} {resolution} on the short side and will be scaled up",)
-    return Picture(source.path, source.caption, size, hashlib.sha256(data).hexdigest(), hash_, warnings)
+    return Picture(source.path, source.caption, size, digest, hash_, warnings)
+
+
+def _known(value: object) -> tuple[Size, str, bytes] | None:
+    """Size, digest and hash as the memo has them; None for anything else."""
+    try:
+        height, width, digest, hash_ = value
+        if len(bytes.fromhex(digest)) == hashlib.sha256().digest_size and min(height, width) > 0:
+            return Size(int(height), int(width)), digest, bytes.fromhex(hash_)
+    except (TypeError, ValueError):
+        pass
+    return None
 
 
 def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:
@@ -184,9 +200,3 @@ def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:
             picture = replace(picture, warnings=(*picture.warnings, f"{ALIKE} {pictures[alike].path}"))
         marked.append(picture)
     return marked
-
-
-# ---- opening ----
-
-
-# ---- sizing ----

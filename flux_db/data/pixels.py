@@ -1,4 +1,7 @@
-"""The pixels of a picture: opened upright as RGB, and brought to size."""
+"""The pixels of a picture: opened upright as RGB, and brought to size.
+
+No randomness: where to crop and whether to flip is decided by the caller.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _UPRIGHT = {
 _WHITE_LEVELS = {"I;16": (65535,), "I;16B": (65535,), "I": (65535,), "F": (1, 255, 65535)}
 
 
-def _demand_picture(path: Path) -> None:
+def demand_picture(path: Path) -> None:
     """By its first bytes: what is none may be larger than memory, and is not read whole."""
     with open_regular(path) as stream:
         if not stream.peek(1):
@@ -51,7 +54,7 @@ def _demand_picture(path: Path) -> None:
         _open(stream, path)
 
 
-def _decode(data: bytes, path: Path) -> tuple[Size, bytes]:
+def decode(data: bytes, path: Path) -> tuple[Size, bytes]:
     """Size and perceptual hash of the upright picture."""
     with _open(io.BytesIO(data), path) as image:
         full_size = Size.of(image)
@@ -66,13 +69,13 @@ def _decode(data: bytes, path: Path) -> tuple[Size, bytes]:
 
 def load_rgb(path: Path, background: tuple[int, int, int] = WHITE) -> Image.Image:
     """The picture upright, in 8-bit RGB, transparent parts on `background`. Of an animation, the first frame."""
-    with _blame(path):
+    with blame(path):
         return to_rgb(load_upright(path), background)
 
 
 def load_unchanged(path: Path, digest: str) -> Image.Image:
     """As `load_upright`, but of a file known by its digest; a UserError if it has changed since."""
-    with _blame(path):
+    with blame(path):
         data = read_bytes(path, PICTURE_LIMIT)  # once: what is compared is what is decoded
         if hashlib.sha256(data).hexdigest() != digest:
             raise UserError(f"{path}: has changed since the run looked at it; start again, to use it as it is now")
@@ -84,7 +87,7 @@ def load_unchanged(path: Path, digest: str) -> Image.Image:
 
 def load_upright(path: Path) -> Image.Image:
     """The picture upright, in the mode it was saved in (so with its alpha channel)."""
-    with _blame(path), open_regular(path) as stream, _open(stream, path) as image:
+    with blame(path), open_regular(path) as stream, _open(stream, path) as image:
         image.load()
         turn = _UPRIGHT.get(_orientation(image))
         return image.copy() if turn is None else image.transpose(turn)
@@ -136,7 +139,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 @contextmanager
-def _blame(path: Path) -> Iterator[None]:
+def blame(path: Path) -> Iterator[None]:
     """Turns whatever goes wrong with a picture into a UserError that names it."""
     try:
         yield

@@ -11,14 +11,25 @@ from typing import NamedTuple
 from flux_db.data import hf_dataset
 from flux_db.data.masks import Masks, find_masks
 from flux_db.data.pictures import Found, Inspection, Picture, Source, find_pictures, inspect_pictures
-from flux_db.settings.derived import has_trigger
+from flux_db.file_memo import FileMemo, open_memo
+from flux_db.output_folder import PICTURES_SEEN
+from flux_db.settings.derived import cache_path, has_trigger
 from flux_db.settings.schema import Config
 
 # In a message about many.
 FILES_NAMED = 20
 
 
-def warn_below(config: Config) -> int:
+def pictures_seen(config: Config) -> FileMemo:
+    """What is known of pictures that have not changed."""
+    return open_memo(cache_path(config) / PICTURES_SEEN)
+
+
+def inspect_subject(config: Config, found: Found) -> Inspection:
+    return inspect_pictures(found, _warn_below(config), pictures_seen(config))
+
+
+def _warn_below(config: Config) -> int:
     """The short side below which a picture is scaled up; with buckets it depends on the shape, and is told later."""
     return 0 if config.data.aspect_ratio_buckets else config.data.resolution
 
@@ -66,7 +77,7 @@ def held_out_pictures(config: Config, subject: Inspection) -> Inspection:
     folder = config.validation.validation_data_dir
     if folder is not None:
         found = _with_trigger_checked(config, find_pictures(Path(folder)))
-        return inspect_pictures(found, config.data.resolution)
+        return inspect_pictures(found, config.data.resolution, pictures_seen(config))
     share = config.validation.validation_share
     return Inspection(tuple(p for p in subject.pictures if held_out_place(p) < share), (), ())
 
@@ -74,7 +85,7 @@ def held_out_pictures(config: Config, subject: Inspection) -> Inspection:
 def sound_class_pictures(config: Config) -> list[Picture]:
     """The class pictures that can be opened."""
     found = find_pictures(Path(config.data.class_data_dir), may_be_empty=True)
-    return list(inspect_pictures(found, config.data.resolution).pictures)
+    return list(inspect_pictures(found, config.data.resolution, pictures_seen(config)).pictures)
 
 
 def lacks_class_images(config: Config) -> bool:

@@ -61,7 +61,7 @@ def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
     """Draw picture by picture into the output folder, and a grid with a row for each prompt."""
     settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance)
     requests = [
-        Request(**encode_cache.read(cache.prompt_file(prompt)), seed=request.seed, number=number)
+        Request(**cache.read(cache.prompt_file(prompt)), seed=request.seed, number=number)
         for prompt in request.prompts
         for number in range(request.num)
     ]
@@ -96,4 +96,4 @@ def _open(request: GenerateRequest) -> tuple[Config, Path, Cache]:
 
 def _not_encoded(request: GenerateRequest, cache: Cache) -> list[str]:
     distinct = dict.fromkeys(request.prompts)
-    return [prompt for prompt in distinct if encode_cache.read(cache.prompt_file(prompt)) is None]
+    return [prompt for prompt in distinct if cache.read(cache.prompt_file(prompt)) is None]

@@ -40,7 +40,7 @@ def generate(config: Config) -> None:
         return
     model = locate_checked(config)
     cache = encode_cache.open_cache(config, model)
-    prompt = encode_cache.read(cache.prompt_file(config.data.class_prompt))
+    prompt = cache.read(cache.prompt_file(config.data.class_prompt))
     if prompt is None:
         raise UserError("--class_prompt is not encoded yet; run python -m flux_db encode with the same flags first")
     with stage("Loading the transformer to draw class pictures"):

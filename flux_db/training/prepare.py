@@ -15,7 +15,7 @@ from flux_db.console import printable, say
 from flux_db.data import encode, encode_cache
 from flux_db.data.dataset import Dataset, number_of_devices, read_dataset
 from flux_db.data.encode_cache import Cache
-from flux_db.data.selection import lacks_class_images
+from flux_db.data.selection import Survey, lacks_class_images, pictures_seen
 from flux_db.errors import UserError
 from flux_db.model.model_folder import fingerprint
 from flux_db.run import checkpoint
@@ -61,10 +61,11 @@ class Prepared(NamedTuple):
     start: Start
 
 
-def prepare(config: Config, place: Place) -> Prepared:
+def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepared:
     """The model's folder, the filled cache, the data, and where to start. Encoders load only for what the cache lacks.
 
-    With several devices everything must have been prepared before: no rank waits while another encodes.
+    `seen`: the pictures, as the checks have found them. With several devices everything must have been prepared before:
+    no rank waits while another encodes.
     """
     output = Path(config.output.output_dir)
     if place.is_main:
@@ -73,13 +74,16 @@ def prepare(config: Config, place: Place) -> Prepared:
     place.barrier()  # all ranks find the same checkpoints
     model = locate_checked(config)
     cache = encode_cache.open_cache(config, model)
-    dataset, warnings = read_dataset(config)
+    dataset, warnings = read_dataset(config, seen)
     warnings = [*setting_warnings(config), *warnings]
     if place.is_main:
         for warning in warnings[:WARNINGS_SHOWN]:
             say(f"warning: {printable(warning)}")
         if len(warnings) > WARNINGS_SHOWN:
             say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
+    if place.is_main:
+        cache.folder.mkdir(parents=True, exist_ok=True)
+        pictures_seen(config).save()  # the stages and the other ranks need not look again
     lacks_class = lacks_class_images(config)
     devices = place.devices if isinstance(place, Alone) else place.world_size
     own_parts = fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
@@ -98,11 +102,14 @@ def prepare(config: Config, place: Place) -> Prepared:
     if lacks_class:
         _encode(config, cache, work)
         _run("class-images", config)
-        dataset, _ = read_dataset(config)
+        dataset, _ = read_dataset(config, seen)
         fingerprints["data_fingerprint"] = dataset.fingerprint()
         start = find_start(config, dataset, fingerprints, devices)
         work = encode.missing(config, cache, dataset)
     _encode(config, cache, work)
+    if place.is_main:
+        pictures_seen(config).save()
+        cache.files_seen.save()
     if not work and place.is_main:
         say("Prompts and pictures are already encoded: no encoder is loaded")
     return Prepared(model, cache, dataset, start)

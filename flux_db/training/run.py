@@ -1,14 +1,16 @@
-"""Training, put together from its parts."""
+"""A run from its checkpoint to the published LoRA, put together from its parts."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from flux_db.console import say
 from flux_db.data.batches import BatchSource
 from flux_db.data.dataset import Dataset
 from flux_db.data.encode_cache import Cache
 from flux_db.interrupt import StopRequest
+from flux_db.lora.trained_file import Facts
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Sampler
 from flux_db.output_folder import BEST_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
@@ -19,59 +21,102 @@ from flux_db.run.saved_state import Progress
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import Config
 from flux_db.training import sample_rounds, snapshot
-from flux_db.training.build import Training, build, step_settings
-from flux_db.training.loop import Trainer, TrainingFailed
-from flux_db.training.resume import Ground, Start, take_over
+from flux_db.training.build import Training, step_settings
+from flux_db.training.checkpoints import Checkpoints
+from flux_db.training.failure import TrainingFailed
+from flux_db.training.loop import Loop
+from flux_db.training.prepare import Prepared
+from flux_db.training.resume import Ground, take_over
 from flux_db.training.sample_rounds import Validator
+from flux_db.training.validation import Validation
 from flux_db.training.validation_loss import HeldOut
 
 
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    exit_code: int
+    facts: Facts
+
+
 def train(
-    config: Config, runtime: Runtime, model: Path, cache: Cache, dataset: Dataset, start: Start, stop: StopRequest
-) -> int:
-    """Train to the end; returns the exit code."""
-    training = build(config, runtime, model, dataset)
+    config: Config, runtime: Runtime, prepared: Prepared, training: Training, ground: Ground, stop: StopRequest
+) -> Outcome:
+    """Train to the end."""
+    start, cache, dataset = prepared.start, prepared.cache, prepared.dataset
     progress = start.progress
-    if start.saved:
-        snapshot.restore(start.saved, training, config)
-    every = sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch)
-    ground = Ground(start.saved.folder if start.saved else None)
-    runtime.barrier()  # all ranks have read the folder before the first one changes it
-    if runtime.is_main:
-        ground = take_over(config, start, round_due=sample_rounds.is_due(progress.step, every, training.total_steps))
-        store_training_pictures(config, dataset)
-    trainer = Trainer(
-        config=config,
-        runtime=runtime,
-        training=training,
-        source=batch_source(config, training, cache, dataset, progress),
-        start=start,
-        ground=ground,
-        every=every,
-    )
     metrics_log = MetricsLog(config, training.total_steps, progress.step, enabled=runtime.is_main)
+    checkpoints = Checkpoints(
+        config,
+        runtime,
+        training,
+        progress,
+        metrics_log,
+        fingerprints=start.fingerprints,
+        pictures=len({example.picture.digest for example in dataset.examples}),
+        last=ground.checkpoint,
+    )
     try:
-        validator = held_out = None
-        if validation_prompts(config):
-            sampler = Sampler(model, training.transformer, runtime.dtype, config.model.variant)
-            validator = Validator(config, runtime, cache, sampler, metrics_log)
-        if dataset.held_out:
-            settings = step_settings(config, runtime, model, prior=False)
-            held_out = HeldOut(config, runtime, cache, dataset, training.transformer, settings)
-        code = trainer.run(metrics_log, validator, held_out, stop)
+        validator, held_out = _validators(config, runtime, prepared, training, metrics_log)
+        validation = Validation(
+            config,
+            runtime,
+            metrics_log,
+            validator,
+            held_out,
+            checkpoints.write_lora,
+            every=sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch),
+            total_steps=training.total_steps,
+        )
+        source = batch_source(config, training, cache, dataset, progress)
+        loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop)
+        return Outcome(loop.run(start, ground), checkpoints.facts)
     except TrainingFailed as problem:
         if runtime.is_main or not problem.everywhere:
             say(f"error: {problem}")
         if problem.everywhere:
             runtime.barrier()  # the launcher ends all processes as soon as one has ended
-        return 1
+        return Outcome(1, checkpoints.facts)
     finally:
         metrics_log.close()
-    if code == 0 and runtime.is_main:
-        model_card.write_card(config, trainer.facts())
-        _tell_results(config)
-        code = _push(config, stop) if config.hub.push_to_hub else 0
-    return code
+
+
+def _validators(
+    config: Config, runtime: Runtime, prepared: Prepared, training: Training, metrics_log: MetricsLog
+) -> tuple[Validator | None, HeldOut | None]:
+    """What draws the samples and what measures the loss of held-out pictures, as far as they are asked for."""
+    validator = held_out = None
+    if validation_prompts(config):
+        sampler = Sampler(prepared.model, training.transformer, runtime.dtype, config.model.variant)
+        validator = Validator(config, runtime, prepared.cache, sampler, metrics_log)
+    if prepared.dataset.held_out:
+        settings = step_settings(config, runtime, prepared.model, prior=False)
+        held_out = HeldOut(config, runtime, prepared.cache, prepared.dataset, training.transformer, settings)
+    return validator, held_out
+
+
+def restore(config: Config, runtime: Runtime, prepared: Prepared, training: Training) -> Ground:
+    """Put the state of the checkpoint in place, and make the output folder this run's own."""
+    start, dataset = prepared.start, prepared.dataset
+    if start.saved:
+        snapshot.restore(start.saved, training, config)
+    runtime.barrier()  # all ranks have read the folder before the first one changes it
+    if not runtime.is_main:
+        return Ground(start.saved.folder if start.saved else None)
+    every = sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch)
+    due = sample_rounds.is_due(start.progress.step, every, training.total_steps)
+    ground = take_over(config, start, round_due=due)
+    store_training_pictures(config, dataset)
+    return ground
+
+
+def publish(config: Config, runtime: Runtime, outcome: Outcome, stop: StopRequest) -> int:
+    """Write the model card, print where everything is, and upload it if asked for; returns the exit code."""
+    if outcome.exit_code or not runtime.is_main:
+        return outcome.exit_code
+    model_card.write_card(config, outcome.facts)
+    _print_results(config)
+    return _push(config, stop) if config.hub.push_to_hub else 0
 
 
 def batch_source(config: Config, training: Training, cache: Cache, dataset: Dataset, progress: Progress) -> BatchSource:
@@ -96,13 +141,13 @@ def _push(config: Config, stop: StopRequest) -> int:
         return hub.push_run(config)
 
 
-def _tell_results(config: Config) -> None:
+def _print_results(config: Config) -> None:
     output = Path(config.output.output_dir)
     places = {
         "LoRA": output / LORA_FILE,
         "samples": output / SAMPLES / GRID,
         "best": output / BEST_LORA,
-        "card": output / MODEL_CARD,
+        "model card": output / MODEL_CARD,
         "metrics": output / METRICS,
         "report": output / REPORT,
     }
@@ -111,4 +156,4 @@ def _tell_results(config: Config) -> None:
         say("warning: no validation loss was finite, so there is no best LoRA")
     for name, path in places.items():
         if path.is_file():
-            print(f"{name + ':':8} {path}")
+            print(f"{name + ':':11} {path}")

@@ -43,6 +43,12 @@ def to_files(
     }
 
 
+def lora_file(training: Training, config: Config, facts: trained_file.Facts) -> bytes:
+    """The LoRA as it is now, as the file for others."""
+    precision = "no" if config.output.upcast_before_saving else config.runtime.mixed_precision
+    return trained_file.lora_file(adapter.to_state_dict(training.transformer, config.lora), config, facts, precision)
+
+
 def contents(training: Training) -> dict[str, bytes]:
     """What must be the same on every rank, by name."""
     weights = b"".join(p.asnumpy().tobytes() for p in adapter.parameters(training.transformer).values())

@@ -12,7 +12,6 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from flux_db.console import say, stage
-from flux_db.data import encode_cache
 from flux_db.data.dataset import Dataset, Example
 from flux_db.data.encode_cache import Cache
 from flux_db.data.timesteps import timestep_index
@@ -98,8 +97,8 @@ class HeldOut:
         return float(self.runtime.sum(losses).astype(np.float64).mean())
 
     def _one(self, example: Example, index: int) -> float:
-        moments = encode_cache.read(self.cache.picture_file(example, False))["moments"]
-        prompt = encode_cache.read(self.cache.prompt_file(example.prompt))
+        moments = self.cache.read(self.cache.picture_file(example, False))["moments"]
+        prompt = self.cache.read(self.cache.prompt_file(example.prompt))
         channels, height, width = moments.shape[0] // 2, *moments.shape[1:]
         # keyed by content: a new picture changes no other's noise
         rng = generator(self.seed, int(example.picture.digest[:15], 16), Purpose.VALIDATION, stream_id=index)
