@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Time and peak memory of check, encode and training with few and with many pictures; on the tiny model, on the CPU.
 
-    python scripts/bench_pictures.py                 # 50 and 5,000 pictures of 256 px, as in the README
+    python scripts/bench_pictures.py                 # 50 and 5,000 pictures of 256 px, as in docs/pictures.md
     python scripts/bench_pictures.py --counts 50 500
 
 Memory must not grow with the number of pictures.

@@ -1,6 +1,6 @@
 """Seconds per step, time to the first step and peak memory of the real training command, on the mid model.
 
-python scripts/bench_step.py            # the figures of the README
+python scripts/bench_step.py            # the figures of docs/evidence.md
 python scripts/bench_step.py --big-t5   # the same with a T5 of 1.2 GB: the training process must not grow
 """
 

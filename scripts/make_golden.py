@@ -1,4 +1,4 @@
-"""Make tests/golden: what diffusers on torch computes with the tiny model from fixed inputs.
+"""Make flux_db/parity/reference: what diffusers on torch computes with the tiny model from fixed inputs.
 
 Runs in an environment with the `interop` extra: `bash scripts/test.sh --interop` makes one in .venv-interop.
     PYTHONPATH=. .venv-interop/bin/python scripts/make_golden.py [FOLDER]

@@ -1,17 +1,12 @@
-"""The repository as a whole: the direction of imports, the dependencies, and a README that tells the truth."""
+"""The repository as a whole: the direction of imports, the tests, the dependencies."""
 
 import ast
 import re
-import shlex
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-from flux_db.check.values import check_values
-from flux_db.commands.table import COMMANDS
-from flux_db.settings.command_line import parse_config, read_flags
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,7 +16,6 @@ else:  # pytest brings it along on 3.10
 ROOT = Path(__file__).parents[1]
 ENTRY = ROOT / "train_dreambooth_lora_flux.py"
 PACKAGE = ROOT / "flux_db"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def module_name(path: Path) -> str:
@@ -189,56 +183,3 @@ def test_optional_packages_are_imported_only_when_they_are_asked_for():
 def test_nothing_is_declared_in_vain():
     used = {DISTRIBUTIONS.get(package, package).lower() for name in SOURCES for package in foreign_packages(name)}
     assert not declared() - used
-
-
-# ---- README.md ----
-
-
-def commands() -> list[list[str]]:
-    """Every command line in a fenced block, with its continuation lines, as words."""
-    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.strip()]
-
-
-TRAINING = [words for words in commands() if ENTRY.name in words]
-
-
-def test_readme_starts_with_demo_and_test():
-    assert commands()[:2] == [["bash", "scripts/demo.sh"], ["bash", "scripts/test.sh"]]
-
-
-def test_readme_has_training_commands():
-    assert any(words[:2] == ["python", ENTRY.name] for words in TRAINING)
-
-
-@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
-def test_readme_command_parses(words, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    parse_config(words[words.index(ENTRY.name) + 1 :], checks=(check_values,))
-
-
-@pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_readme_command_names_files_that_exist(words):
-    named = [word for word in words if re.fullmatch(r"(scripts|configs|tests)/[\w./-]+|\w+\.py", word)]
-    assert not [word for word in named if not (ROOT / word).is_file()]
-
-
-def test_readme_names_commands_that_exist():
-    named = {words[3] for words in commands() if words[:3] == ["python", "-m", "flux_db"]}
-    assert {"generate", "export", "info", "fuse", "push"} <= named <= set(COMMANDS)
-
-
-def test_readme_names_exactly_the_configs_there_are():
-    named = set(re.findall(r"configs/\w+\.yaml", README))
-    assert named == {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
-
-
-def test_readme_flags_exist():
-    known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {"config", "help"}
-    elsewhere = {"size", "seed", "big-t5", "interop", "kills", "sizes"}  # flux_db's commands and scripts
-    elsewhere |= {"hub_token"}  # taken from the command line before it is parsed
-    elsewhere |= {"model", "lora", "prompt", "num", "format", "scale"}  # generate, export, fuse
-    elsewhere |= {"worker_num", "local_worker_num", "master_port", "log_dir", "join"}  # msrun
-    named = {name.removeprefix("no-") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)}
-    assert not named - known - elsewhere
