@@ -21,19 +21,23 @@ TEMP_PREFIX = ".tmp-flux_db-"
 Files = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
 
-def write_file(path: Path | str, data: bytes) -> None:
-    """Write the file, or replace it in one step. On an error the old one is still there."""
+def write_file(path: Path | str, data: bytes, *, durable: bool = True) -> None:
+    """Write the file, or replace it in one step. On an error the old one is still there.
+
+    Not `durable`: a power cut may leave it empty or cut short, which whoever reads it must be able to detect.
+    """
     path = Path(path)
     temp = temp_path(path)
     try:
         with _named(path):
-            write_durably(temp, data)
+            write_durably(temp, data) if durable else temp.write_bytes(data)
             temp.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temp.unlink()
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def write_png(path: Path | str, picture: Image.Image, **options: Any) -> None:

@@ -18,6 +18,8 @@ PARENT = "FLUX_DB_PARENT"
 """Environment variable: the process that one of ours ends with."""
 
 MAIN = str(Path(__file__).with_name("__main__.py"))
+# Beside the package, in the repository and where pip puts it.
+SCRIPT = str(Path(__file__).resolve().parents[1] / "train_dreambooth_lora_flux.py")
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _BECOME = "import sys; sys.path[0] = sys.argv.pop(1); from flux_db.child import become; become(sys.argv[1:])"

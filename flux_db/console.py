@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -51,3 +52,8 @@ def stage(text: str) -> Iterator[None]:
     finally:
         done.set()
     say(f"  done in {time.monotonic() - start:.1f} s")
+
+
+def program_name() -> str:
+    """As the user has called it."""
+    return "flux-db" if Path(sys.argv[0]).name == "flux-db" else "python -m flux_db"

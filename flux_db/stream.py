@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,7 +42,12 @@ def generator(seed: int, position: int, purpose: Purpose, stream_id: int = 0) ->
 def item(seed: int, position: int, count: int, stream_id: int = 0) -> int:
     """Which of `count` pictures is at a position: each epoch is a new permutation of all of them."""
     epoch, place = divmod(position, count)
-    return int(generator(seed, epoch, Purpose.ORDER, stream_id).permutation(count)[place])
+    return int(_permutation(seed, epoch, count, stream_id)[place])
+
+
+@lru_cache(maxsize=8)
+def _permutation(seed: int, epoch: int, count: int, stream_id: int) -> np.ndarray:
+    return generator(seed, epoch, Purpose.ORDER, stream_id).permutation(count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class StepSettings:
     guidance_scale: float | None
     """None for a model without guidance embedding."""
     prior_loss_weight: float | None
-    """None without prior preservation; else the second half of every batch are class samples."""
+    """None without prior preservation; else the second half of every batch are class examples."""
     accumulation: int = 1
     max_grad_norm: float = 1.0
     world_size: int = 1

@@ -56,7 +56,9 @@ def _times_seen(config: Config, dataset: Dataset, steps: int, batch: int) -> tup
     if len(dataset.sizes) == 1:
         return times_seen(len(dataset.examples), config.data.repeats, steps * batch)
     counts: collections.Counter[Path] = collections.Counter()
-    for example, count in zip(dataset.examples, dataset.order(config.output.seed, batch).counts(steps), strict=True):
+    for example, count in zip(
+        dataset.examples, dataset.draw_order(config.output.seed, batch).counts(steps), strict=True
+    ):
         counts[example.picture.path] += int(count)
     return min(counts.values()), max(counts.values())
 

@@ -160,7 +160,7 @@ def _crop_problems(config: Config) -> list[str]:
         found.append(f"--cache_crops {data.cache_crops}: --center_crop has only one; leave one of them out")
     if data.cache_crops > 1 and not data.cache_latents:
         found.append(
-            f"--cache_crops {data.cache_crops}: --no-cache_latents crops anew for every sample; leave one of them out"
+            f"--cache_crops {data.cache_crops}: --no-cache_latents crops anew for every example; leave one of them out"
         )
     return found
 

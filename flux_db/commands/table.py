@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from pathlib import Path
 
 from flux_db.child import end_with_parent
 from flux_db.commands import demo, lora, runs, training
 from flux_db.commands.command import Command
+from flux_db.console import program_name
 from flux_db.errors import UserError, did_you_mean, run_guarded
 from flux_db.interrupt import default_signals
 from flux_db.settings.secrets import hide_token
@@ -41,7 +41,7 @@ def _run(argv: list[str]) -> int | None:
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """A parser of all commands, with the flags of the chosen one: some need imports that take a while."""
-    prog = "flux-db" if Path(sys.argv[0]).name == "flux-db" else "python -m flux_db"
+    prog = program_name()
     parser = argparse.ArgumentParser(prog=prog, description=f"{prog} COMMAND --help describes a command.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     for name, command in COMMANDS.items():

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from flux_db.check.everything import check_everything
 from flux_db.check.files import check_files
 from flux_db.check.values import check_values
 from flux_db.commands.command import Command
+from flux_db.console import program_name
 from flux_db.settings.command_line import lasting_flags, parse_config, read_config, store_config
+
+
+def train(argv: list[str]) -> NoReturn:
+    """Train, as train_dreambooth_lora_flux.py does; takes its flags."""
+    from flux_db.child import SCRIPT
+
+    os.execv(sys.executable, [sys.executable, SCRIPT, *argv])
 
 
 def check_run(argv: list[str]) -> int:
@@ -48,7 +59,7 @@ def class_images(argv: list[str]) -> None:
 def launch(argv: list[str]) -> int:
     """Prepare, then train on several devices under msrun; what scripts/train_multi.sh calls."""
     parser = argparse.ArgumentParser(
-        prog="python -m flux_db launch",
+        prog=f"{program_name()} launch",
         description=launch.__doc__,
         usage="%(prog)s --devices N [options] -- FLAGS OF THE TRAINER",
     )
@@ -79,6 +90,7 @@ def launch(argv: list[str]) -> int:
 
 
 COMMANDS = {
+    "train": Command(train),
     "check": Command(check_run),
     "prepare": Command(prepare),
     "encode": Command(encode),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +24,28 @@ from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.step_inputs import StepInputs
 from flux_db.stream import BatchLayout, Purpose
+
+SUBJECT, CLASS = 0, 1
+"""Streams of random numbers."""
+
+_THREADS = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "batch")
+
+
+class _Stacks:
+    """Rows of a column in one array. Those of the named columns are kept and used again while the rows are the same."""
+
+    def __init__(self, kept: Sequence[str]) -> None:
+        self._kept: dict[str, tuple[list[np.ndarray], np.ndarray]] = {name: ([], np.empty(0)) for name in kept}
+
+    def stack(self, name: str, rows: list[np.ndarray]) -> np.ndarray:
+        if name not in self._kept:
+            return np.stack(rows)
+        known, stacked = self._kept[name]
+        if len(known) != len(rows) or any(a is not b for a, b in zip(known, rows, strict=True)):
+            stacked = np.stack(rows)
+            stacked.flags.writeable = False
+            self._kept[name] = rows, stacked
+        return stacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +69,28 @@ class BatchSource:
     def __getitem__(self, i: int) -> StepInputs:
         micro_step = self.start + int(i)
         positions = self.layout.positions(micro_step)
-        examples = [self.dataset.examples[self.order.item(k)] for k in positions]
-        rows = [self._row(k, example, stream_id=0) for k, example in zip(positions, examples, strict=True)]
+        entries = [(k, self.dataset.examples[self.draw_order.item(k)], SUBJECT) for k in positions]
         if self.dataset.class_examples:
-            classes = [self._class_example(k, example.size) for k, example in zip(positions, examples, strict=True)]
-            rows += [self._row(k, example, stream_id=1) for k, example in zip(positions, classes, strict=True)]
-        columns = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            entries += [(k, self._class_example(k, example.size), CLASS) for k, example, _ in entries]
+        # in threads: drawing noise and copying release Python's lock
+        rows = list(_THREADS.map(lambda entry: self._row(*entry), entries))
+        stacks = _THREADS.map(lambda name: self._stacks.stack(name, [row[name] for row in rows]), rows[0])
+        columns = dict(zip(rows[0], stacks, strict=True))
         lr = np.float32(self.learning_rates[micro_step // self.layout.accumulation])
         return StepInputs(**columns, lr=np.array(lr), boundary=np.array(self.layout.is_boundary(micro_step)))
 
     @cached_property
-    def order(self) -> DrawOrder:
-        return self.dataset.order(self.config.output.seed, self.layout.global_batch)
+    def _stacks(self) -> _Stacks:
+        return _Stacks(("prompt_embeds", "pooled_prompt_embeds"))
+
+    @cached_property
+    def draw_order(self) -> DrawOrder:
+        return self.dataset.draw_order(self.config.output.seed, self.layout.global_batch)
 
     def size(self, i: int) -> Size:
         """Of the pictures of item i; on all devices the same."""
         position = self.layout.positions(self.start + i)[0]
-        return self.dataset.examples[self.order.item(position)].size
+        return self.dataset.examples[self.draw_order.item(position)].size
 
     def __iter__(self) -> Iterator[StepInputs]:
         return (self[i] for i in range(len(self)))
@@ -69,7 +98,7 @@ class BatchSource:
     def _class_example(self, k: int, size: Size) -> Example:
         """The class example at a position, in the size of the subject's example there."""
         examples = self.dataset.class_examples
-        return replace(examples[stream.item(self.config.output.seed, k, len(examples), stream_id=1)], size=size)
+        return replace(examples[stream.item(self.config.output.seed, k, len(examples), CLASS)], size=size)
 
     def _row(self, k: int, example: Example, stream_id: int) -> dict[str, np.ndarray]:
         """One example: everything random about it comes from its position k in the stream."""
@@ -81,7 +110,7 @@ class BatchSource:
             logit_std=loss.logit_std,
             mode_scale=loss.mode_scale,
         )
-        prompt = self._prompt("" if stream_id == 0 and self._drops_caption(k) else example.prompt)
+        prompt = self._prompt("" if stream_id == SUBJECT and self._drops_caption(k) else example.prompt)
         picture, mask = self._picture(example, k, stream_id)
         latent = self._latent_shape(example.size)
         row = {
@@ -128,7 +157,7 @@ class BatchSource:
 
     def _drops_caption(self, k: int) -> bool:
         share = self.config.data.caption_dropout
-        return share > 0 and bool(self._rng(k, Purpose.CAPTION, stream_id=0).random() < share)
+        return share > 0 and bool(self._rng(k, Purpose.CAPTION, SUBJECT).random() < share)
 
     def _prompt(self, prompt: str) -> dict[str, np.ndarray]:
         return self._cached(self.cache.prompt_file(prompt), f'the prompt "{prompt}"')
@@ -157,14 +186,23 @@ class _Rows:
 
 def prefetch(source: BatchSource, workers: int) -> Iterator[StepInputs]:
     """The source's batches in order; with workers, prepared ahead in as many threads."""
-    if workers == 0 or len(source) == 0:
-        return iter(source)
-    rows = dataset_of(source, workers).create_tuple_iterator(num_epochs=1, output_numpy=True)
-    return (StepInputs(*row) for row in rows)
+    if workers == 0:
+        yield from source
+        return
+    pool = ThreadPoolExecutor(workers, "prefetch")
+    try:
+        ahead = deque(pool.submit(source.__getitem__, i) for i in range(min(workers + 1, len(source))))
+        for i in range(len(source)):
+            batch = ahead.popleft().result()
+            if i + workers + 1 < len(source):
+                ahead.append(pool.submit(source.__getitem__, i + workers + 1))
+            yield batch
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def dataset_of(source: BatchSource, workers: int):
-    """A MindSpore dataset of the same batches in the same order."""
+    """A MindSpore dataset of the same batches in the same order, for the data sink."""
     from mindspore.dataset import GeneratorDataset
 
     workers = min(max(1, workers), os.cpu_count() or 1)  # MindSpore refuses more

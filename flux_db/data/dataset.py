@@ -74,7 +74,7 @@ class Dataset:
         """Whether the loss is weighted by masks."""
         return any(s.mask for s in self.examples)
 
-    def order(self, seed: int, global_batch: int) -> DrawOrder:
+    def draw_order(self, seed: int, global_batch: int) -> DrawOrder:
         """In which order the examples are drawn."""
         groups = tuple(tuple(i for i, s in enumerate(self.examples) if s.size == size) for size in self.sizes)
         return DrawOrder(seed=seed, global_batch=global_batch, groups=groups)
@@ -145,7 +145,7 @@ def total_steps(config: Config, dataset: Dataset, batch: int) -> int:
     """Optimizer steps of the run. Epochs that end within a global batch are rounded up to a whole one."""
     if config.optim.max_train_steps is not None:
         return config.optim.max_train_steps
-    return dataset.order(config.output.seed, batch).steps(config.optim.num_train_epochs)
+    return dataset.draw_order(config.output.seed, batch).steps(config.optim.num_train_epochs)
 
 
 def choose_sizes(config: Config, pictures: Sequence[Picture]) -> list[Size]:

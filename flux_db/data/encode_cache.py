@@ -124,7 +124,8 @@ class Cache:
 
     def write(self, path: Path, arrays: Arrays) -> None:
         body = save(arrays)
-        write_file(path, hashlib.sha256(body).hexdigest().encode() + body)
+        # its checksum reveals what a power cut has damaged, and it can be made again
+        write_file(path, hashlib.sha256(body).hexdigest().encode() + body, durable=False)
         self.memory.forget(path)
 
 

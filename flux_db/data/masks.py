@@ -58,7 +58,7 @@ class Masks(NamedTuple):
 def find_masks(pictures: Sequence[Picture], folder: Path, mask_dir: Path | None, alpha_mask: bool) -> Masks:
     """The masks of the pictures below `folder`: of `mask_dir`, else sidecars, else, if asked for, alpha channels."""
     problems: list[str] = []
-    mask_dir = mask_dir if mask_dir and os.path.isdir(mask_dir) else None  # a missing folder is told by preflight.py
+    mask_dir = mask_dir if mask_dir and os.path.isdir(mask_dir) else None  # a missing folder is reported by check_files
     named = _named_masks(mask_dir, problems) if mask_dir else {}
     sidecars = _sidecars({picture.path.parent for picture in pictures})
     files = {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flux_db.check.model import check_model
+from flux_db.console import program_name
 from flux_db.data.buckets import PIXELS_PER_TOKEN
 from flux_db.errors import UserError
 from flux_db.files import text_problem
@@ -48,7 +49,7 @@ class GenerateRequest:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flux_db generate",
+        prog=f"{program_name()} generate",
         description="Draw pictures with a FLUX.1 model and LoRAs. The same seed gives the samples of training.",
     )
     add = parser.add_argument

@@ -1,7 +1,4 @@
-"""Flow matching as pure functions: which noise level, what the model is asked for, and how the error is weighed.
-
-Host side (numpy): timestep densities, weighting, position ids. Graph side (MindSpore): latents, noising, packing, loss.
-"""
+"""Flow matching as pure functions in the graph: latents, noising, packing, loss. For the host: data/timesteps.py."""
 
 from __future__ import annotations
 
@@ -9,17 +6,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-# --- host side ---------------------------------------------------------------------------------------------------
-
 
 def image_position_ids(height: int, width: int) -> np.ndarray:
     """[height/2 * width/2, 3] ids of the packed latent's tokens: (0, row, column). Sizes are the latent's."""
     rows, columns = np.meshgrid(np.arange(height // 2), np.arange(width // 2), indexing="ij")
     ids = np.stack([np.zeros_like(rows), rows, columns], axis=-1)
     return ids.reshape(-1, 3).astype(np.float32)
-
-
-# --- graph side --------------------------------------------------------------------------------------------------
 
 
 def latents_from_moments(moments: Tensor, eps: Tensor, shift: float, scale: float) -> Tensor:

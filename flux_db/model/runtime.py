@@ -140,7 +140,7 @@ def _install_cpu_operators() -> None:
         operators.install()
 
 
-# models.py compares the weights itself and refuses what is wrong: mindone's report does not know T5's tied embedding.
+# loading.py compares the weights itself and refuses what is wrong: mindone's report does not know T5's tied embedding.
 _JUDGED = re.compile(r"Some weights of .* were not (initialized from|used when)", re.DOTALL)
 # Remarks for the authors of the code.
 _ABOUT_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, SyntaxWarning, ResourceWarning)

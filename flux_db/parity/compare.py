@@ -138,8 +138,8 @@ def _tables(reference: Reference, model: Path) -> Measured:
 
 def _wrong_token_ids(reference: Reference, model: Path) -> int:
     clip, t5 = loading.load_tokenizers(model)
-    clip_ids = np.concatenate([encode.token_ids(clip, prompt, 77, "CLIP") for prompt in golden.PROMPTS])
-    t5_ids = np.concatenate([encode.token_ids(t5, prompt, golden.TEXT_LENGTH, "") for prompt in golden.PROMPTS])
+    clip_ids = encode.token_ids(clip, golden.PROMPTS, 77, "CLIP")
+    t5_ids = encode.token_ids(t5, golden.PROMPTS, golden.TEXT_LENGTH, "")
     return _differing(clip_ids, reference.arrays["ids.clip"]) + _differing(t5_ids, reference.arrays["ids.t5"])
 
 

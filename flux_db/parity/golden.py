@@ -1,7 +1,7 @@
 """What is compared with diffusers on torch: the inputs, as functions of a seed, and the stored reference results.
 
 Neither MindSpore nor torch is imported here: `scripts/make_golden.py` computes the reference from these inputs with
-torch, and `selftest.py` computes the same with MindSpore.
+torch, and `compare.py` computes the same with MindSpore.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def to_yaml(config: Config) -> str:
 
 @functools.cache
 def read_flags() -> dict[str, Flag]:
-    """Every setting by name, read from the dataclasses of config.py."""
+    """Every setting by name, read from the dataclasses of schema.py."""
     return {
         field.name: Flag(
             name=field.name,

@@ -129,8 +129,8 @@ def _changed_length(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Chan
     return [] if longer or before == after else [Change(name, before, after)]
 
 
-def _changed_batch(old: Mapping[str, Any], new: Mapping[str, Any], cards_old: int, cards_new: int) -> list[Change]:
-    before, after = _layout(old, cards_old), _layout(new, cards_new)
+def _changed_batch(old: Mapping[str, Any], new: Mapping[str, Any], devices_old: int, devices_new: int) -> list[Change]:
+    before, after = _layout(old, devices_old), _layout(new, devices_new)
     if math.prod(before) == math.prod(after):
         return []
     texts = [

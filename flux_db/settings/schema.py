@@ -69,7 +69,7 @@ class DataConfig:
     """Most sizes of --aspect_ratio_buckets."""
     center_crop: bool = False
     """Crop the middle of each picture. Otherwise the crop is random: drawn once per picture with cached latents, anew
-    for every sample with --no-cache_latents."""
+    for every example with --no-cache_latents."""
     cache_crops: int = 1
     """Random crops of each picture to keep with cached latents; every draw takes one of them."""
     random_flip: bool = False
@@ -245,7 +245,7 @@ class OutputConfig:
     output_dir: str = "flux-dreambooth-lora"
     """Folder for everything the run writes."""
     dry_run: bool = False
-    """Only check settings and pictures and tell what the run would do, as python -m flux_db check does; then end."""
+    """Only check settings and pictures and print what the run would do, as python -m flux_db check does; then end."""
     seed: int = 42
     """Start of every random draw: the same seed and settings give the same LoRA file."""
     checkpointing_steps: int = 500
@@ -284,8 +284,8 @@ class HubConfig:
     """Upload to the Hugging Face hub"""
 
     push_to_hub: bool = False
-    """Upload the LoRA, its card and the last samples after training. Needs a token: log in with hf auth login or set
-    HF_TOKEN; --hub_token works too, but its value stays in the shell's history."""
+    """Upload the LoRA, its model card and the last samples after training. Needs a token: log in with hf auth login or
+    set HF_TOKEN; --hub_token works too, but its value stays in the shell's history."""
     hub_model_id: str | None = None
     """Where to upload to: owner/name, or a name under the token's owner. Without it: the name of --output_dir."""
     hub_private: bool = True

@@ -33,7 +33,6 @@ from flux_db.training import worker_logs
 MARK = "FLUX_DB_LAUNCH"
 """Environment variable by which every process of a launch is found again."""
 
-SCRIPT = str(Path(__file__).resolve().parents[2] / "train_dreambooth_lora_flux.py")
 
 # A rank may wait this long for another: drawing samples and compiling take their time.
 PATIENCE = {"HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600"}
@@ -93,9 +92,9 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
         log_dir /= f"server_{where.node_rank}"  # the folder is seen by all of them
     with Supervisor(log_dir) as supervisor:
         if config.output.dry_run:
-            return supervisor.run([sys.executable, SCRIPT, *flags], MS_WORKER_NUM=str(where.total))
+            return supervisor.run([sys.executable, child.SCRIPT, *flags], MS_WORKER_NUM=str(where.total))
         if where.total == 1:
-            return supervisor.run_logged([sys.executable, SCRIPT, *flags])
+            return supervisor.run_logged([sys.executable, child.SCRIPT, *flags])
         if lacks_class_images(config):
             if where.node_rank == 0 and (code := supervisor.run(child.command("encode", *flags))):
                 return code
@@ -105,7 +104,7 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
         devices = {"MS_WORKER_NUM": str(where.total)}
         if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags), **devices)):
             return code
-        return supervisor.run_workers([SCRIPT, *flags], where, 0)
+        return supervisor.run_workers([child.SCRIPT, *flags], where, 0)
 
 
 class Supervisor:
