@@ -20,7 +20,11 @@ from mindspore.communication import get_group_size, get_rank, init
 
 from flux_db.console import say
 from flux_db.errors import UserError
+from flux_db.model import lazy_mindone
 from flux_db.settings.schema import RuntimeConfig
+
+# every module that imports mindone imports this one first
+lazy_mindone.install()
 
 DTYPES = {"no": ms.float32, "fp16": ms.float16, "bf16": ms.bfloat16}
 

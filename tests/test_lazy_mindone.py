@@ -1,0 +1,30 @@
+"""mindone's models are imported one by one, and nobody who asks for one can see the difference."""
+
+import program
+
+LAZY = """
+import sys
+from flux_db.model import lazy_mindone
+{before}
+print(lazy_mindone.install())
+import mindone.transformers
+print("mindone.transformers.models.bert" in sys.modules)
+from mindone.transformers import BertModel, modeling_utils
+from mindone.transformers.models.bert.modeling_bert import BertModel as same
+print(BertModel is same, modeling_utils.__name__, hasattr(mindone.transformers, "NoSuchModel"))
+"""
+
+
+def _run(before: str) -> list[str]:
+    done = program.run([program.PYTHON, "-c", LAZY.format(before=before)])
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if "Config not found" not in line]
+
+
+def test_a_model_is_imported_when_it_is_asked_for():
+    assert _run("") == ["True", "False", "True mindone.transformers.modeling_utils False"]
+
+
+def test_another_mindone_is_imported_in_the_ordinary_way():
+    before = "lazy_mindone.TRIED = '0.6.0'"
+    assert _run(before) == ["False", "True", "True mindone.transformers.modeling_utils False"]
