@@ -12,7 +12,7 @@ from flux_db.check import folders
 from flux_db.data import buckets
 from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
-from flux_db.settings.derived import background, has_trigger
+from flux_db.settings.derived import background, has_trigger, recomputed
 from flux_db.settings.schema import TRACKERS, Config, to_flat_dict
 from flux_db.size import parse_size
 
@@ -140,6 +140,11 @@ def _contradictions(config: Config) -> list[str]:
         problems.append(f"--lora_layers {config.lora.lora_layers}: names no layer; give some, or leave it out")
     if config.hub.hub_model_id and not config.hub.push_to_hub:
         problems.append(f"--hub_model_id {config.hub.hub_model_id}: needs --push_to_hub; add that or leave it out")
+    if recomputed(config) is None:
+        problems.append(
+            f"--gradient_checkpointing {runtime.gradient_checkpointing}: expects blocks, attention, none or a number of "
+            "blocks"
+        )
     if runtime.device == "CPU" and runtime.mixed_precision == "bf16":
         problems.append("--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU")
     if runtime.device == "CPU" and data.enable_mindspore_data_sink:

@@ -20,7 +20,7 @@ from mindspore.communication import get_group_size, get_rank, init
 
 from flux_db.console import say
 from flux_db.errors import UserError
-from flux_db.model import lazy_mindone
+from flux_db.model import lazy_mindone, operators
 from flux_db.settings.schema import RuntimeConfig
 
 # every module that imports mindone imports this one first
@@ -105,8 +105,8 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
         ms.set_device(device)
         ms.set_context(mode=ms.GRAPH_MODE)
     rank, world_size = (0, 1) if alone else _join(config)
-    if device == "CPU":
-        _install_cpu_operators()
+    with quiet():
+        operators.install(device)
     if rank == 0:
         devices = f", {world_size} processes" if world_size > 1 else ""
         say(f"device {device} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
@@ -135,13 +135,6 @@ def _join(config: RuntimeConfig) -> tuple[int, int]:
     # mindone's TrainStep looks at the mode when it is built
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
     return get_rank(), get_group_size()
-
-
-def _install_cpu_operators() -> None:
-    with quiet():
-        from flux_db.model import operators
-
-        operators.install()
 
 
 # loading.py compares the weights itself and refuses what is wrong: mindone's report does not know T5's tied embedding.

@@ -68,6 +68,8 @@ LONGEST_NUMBER = 19
 
 # argparse stores this for a flag that came without its value, so that parsing goes on and finds the other problems.
 NO_VALUE = object()
+# A flag with a meaning of its own alone, turned off.
+OFF = "none"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Flag:
     required: bool
     help: str
     aliases: tuple[str, ...]
+    alone: str | None = None
+    """What the flag means without a value, if it means something: such a flag can also be turned off, by --no-."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +133,7 @@ def read_config(argv: Sequence[str]) -> Given:
     for source, label in ((from_file, f"{file}: "), (given, "--")):
         for name, raw in source.items():
             try:
-                values[name] = _convert(read_flags()[name].annotation, raw)
+                values[name] = _convert(read_flags()[name], raw)
             except ValueError as error:
                 faults.append((name, f"{label}{name}: {error}"))
     unread = {name for name, _ in faults}
@@ -194,6 +198,7 @@ def read_flags() -> dict[str, Flag]:
             required=field.default is dataclasses.MISSING,
             help=_field_texts(section)[field.name],
             aliases=field.metadata.get("aliases", ()),
+            alone=field.metadata.get("alone"),
         )
         for section in SECTIONS.values()
         for field in dataclasses.fields(section)
@@ -247,8 +252,13 @@ def build_parser() -> argparse.ArgumentParser:
             group.add_argument(*options, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
         else:
             action = "append" if get_origin(kind) is tuple else "store"
+            const = NO_VALUE if flag.alone is None else flag.alone
             group.add_argument(
-                *options, dest=flag.name, action=action, nargs="?", const=NO_VALUE, metavar=_metavar(kind), help=text
+                *options, dest=flag.name, action=action, nargs="?", const=const, metavar=_metavar(kind), help=text
+            )
+        if flag.alone is not None:
+            group.add_argument(
+                f"--no-{flag.name}", dest=flag.name, action="store_const", const=OFF, help=argparse.SUPPRESS
             )
     return parser
 
@@ -296,7 +306,7 @@ def _read_command_line(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _all_options() -> list[str]:
-    switches = [f"--no-{flag.name}" for flag in read_flags().values() if flag.annotation is bool]
+    switches = [f"--no-{flag.name}" for flag in read_flags().values() if flag.annotation is bool or flag.alone]
     return ["--config", *switches, *(f"--{name}" for name in _names())]
 
 
@@ -360,16 +370,22 @@ def _without_none(annotation: Any) -> Any:
     return annotation
 
 
-def _convert(annotation: Any, raw: Any) -> Any:
+def _convert(flag: Flag, raw: Any) -> Any:
     """A setting's value from the text of a flag or from what YAML made of it; a ValueError tells what is expected."""
-    kind = _without_none(annotation)
+    kind = _without_none(flag.annotation)
     if get_origin(kind) is tuple:
-        return tuple(_convert(str, item) for item in (raw if isinstance(raw, list) else [raw]))
+        return tuple(_text(_given(item)) for item in (raw if isinstance(raw, list) else [raw]))
+    if flag.alone is not None and isinstance(raw, bool | int):  # YAML: true, false, 12
+        raw = str(raw) if not isinstance(raw, bool) else flag.alone if raw else OFF
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), _given(raw))
+    return {bool: _switch, int: _whole_number, float: _number, str: _text}[kind](_given(raw))
+
+
+def _given(raw: Any) -> Any:
     if raw is NO_VALUE:
         raise ValueError("needs a value; one that starts with a dash is written with =, as in --flag=-x")
-    if get_origin(kind) is Literal:
-        return _choice(get_args(kind), raw)
-    return {bool: _switch, int: _whole_number, float: _number, str: _text}[kind](raw)
+    return raw
 
 
 def _choice(choices: tuple[str, ...], raw: Any) -> str:
