@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import program
 import pytest
+from picture_files import MODES, cut, noise, png, save
 from PIL import Image
-from test_images import MODES, cut, noise, png, save
 
 from flux_db.check import contact_sheet, dry_run, plan
 from flux_db.check.plan import times_seen

@@ -26,12 +26,18 @@ VALIDATION |= {"validation_inference_steps": 2}
 
 
 def start(settings: dict, devices: int = 2, wrong: str | None = None) -> subprocess.Popen:
-    """The launch script; or with `wrong`, the same launch with tests/ranks.py as the trainer."""
+    """The launch script; or with `wrong`, the same launch with tests/training/ranks.py as the trainer."""
     command = program.script(f"train_{'multi' if devices > 1 else 'single'}.sh", *flags(settings))
     if wrong:
         swapped = "import sys; from flux_db import child, __main__ as m; child.SCRIPT = sys.argv[1]; "
         swapped += "sys.exit(m.main(['launch', '--devices', '2', '--', *sys.argv[2:]]))"
-        command = [program.PYTHON, "-c", swapped, str(program.ROOT / "tests" / "ranks.py"), *flags(settings)]
+        command = [
+            program.PYTHON,
+            "-c",
+            swapped,
+            str(program.ROOT / "tests" / "training" / "ranks.py"),
+            *flags(settings),
+        ]
     environment = program.environment(DEVICES=str(devices), WRONG=wrong or "")
     return program.start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

@@ -6,8 +6,8 @@ import sys
 
 import program
 import pytest
+from picture_files import png
 from PIL import Image
-from test_images import png
 
 from flux_db.check import dry_run
 from flux_db.data import hf_dataset

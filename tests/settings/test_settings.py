@@ -17,7 +17,7 @@ from flux_db.settings.command_line import REFUSED, build_parser, parse_config, r
 from flux_db.settings.derived import background, cache_path, global_batch
 from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict, with_defaults
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 REQUIRED = [
     *("--pretrained_model_name_or_path", "black-forest-labs/FLUX.1-dev"),
     *("--instance_data_dir", "pictures"),
