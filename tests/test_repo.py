@@ -26,7 +26,7 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "size step_inputs console files output_folder plain_json plain_yaml stream streams errors atomic"
+    "": "size step_inputs problem console files output_folder plain_json plain_yaml stream streams errors atomic"
     " file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts identity lazy_mindone operators runtime loading flow"
