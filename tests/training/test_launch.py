@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import program
+import psutil
 import pytest
 from program import flags
 from safetensors.numpy import load
@@ -51,27 +52,16 @@ def finish(process: subprocess.Popen) -> str:
 def left_over(args: list[str]) -> list[int]:
     """Processes of a launch on the same output folder that are still there."""
     output = args[args.index("--output_dir") + 1]
-    return [pid for pid, words in processes().items() if output in words]
-
-
-def processes() -> dict[int, list[str]]:
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").split("\0")
-            except OSError:
-                continue
-    return found
+    found = psutil.process_iter(["cmdline"])
+    return [one.pid for one in found if one.pid != os.getpid() and output in (one.info["cmdline"] or ())]
 
 
 def workers(args: list[str]) -> dict[int, int]:
     """Rank and number of each worker's process."""
     found = {}
     for pid in left_over(args):
-        with contextlib.suppress(OSError):  # it has just ended
-            entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
-            variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            variables = psutil.Process(pid).environ()
             if variables.get("MS_ROLE") == "MS_WORKER":
                 found[int(variables["RANK_ID"])] = pid
     return found
