@@ -10,11 +10,11 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 import numpy as np
+import psutil
 from mindspore import Tensor, ops
 from mindspore.communication import get_group_size, get_rank, init
 
@@ -74,8 +74,7 @@ class Runtime:
 
     def memory_mb(self) -> dict[str, float]:
         """Of this process now, and on Ascend of its device at most, in MB; by the names in metrics.jsonl."""
-        pages = int(Path("/proc/self/statm").read_text().split()[1]) if os.path.exists("/proc/self/statm") else 0
-        found = {"memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)} if pages else {}
+        found = {"memory_mb": round(psutil.Process().memory_info().rss / 1e6, 1)}
         if self.device == "Ascend":
             found["device_memory_mb"] = round(ms.hal.max_memory_allocated() / 1e6, 1)
         return found
