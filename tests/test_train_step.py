@@ -143,8 +143,8 @@ def test_dropout_masks_come_from_the_key(cpu):
     assert np.array_equal(cell.set_train(False)(ones).asnumpy(), np.ones((2, 200, 300)))
 
 
-def test_lora_names_are_the_communitys_and_alpha_travels(cpu, world):
-    transformer = loading.load_transformer(world.model, ms.float32)
+def test_lora_names_are_the_communitys_and_alpha_travels(cpu, whole_world):
+    transformer = loading.load_transformer(whole_world.model, ms.float32)
     config = LoraConfig(rank=4, lora_alpha=8, lora_layers="attn.to_q,ff.net.0.proj")
     adapter.inject(transformer, config, seed=0)
     tensors = adapter.to_state_dict(transformer, config)

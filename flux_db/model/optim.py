@@ -142,7 +142,7 @@ class Prodigy(FlatOptimizer):
         return np.concatenate([p.asnumpy().reshape(-1) for p in self.parameters])
 
     def start_here(self) -> None:
-        self.start.set_data(Tensor(self._weights()))
+        ops.assign(self.start, Tensor(self._weights()))
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         updates = self.updates + 1.0

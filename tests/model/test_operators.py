@@ -632,7 +632,7 @@ def contents(owner):
     return {name: id(value) for name, value in vars(owner).items() if callable(value)}
 
 mint_before = contents(mint), contents(functional)
-from flux_db import cpu_ops
+from flux_db.model import operators as cpu_ops
 replacements = cpu_ops._replacements()
 assert (contents(mint), contents(functional)) == mint_before, "importing replaces nothing"
 listed = {(owner.__name__, name) for owner, name, _ in replacements}
