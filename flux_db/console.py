@@ -37,7 +37,7 @@ def printable(text: str, keep: str = "") -> str:
 
 @contextmanager
 def stage(text: str) -> Iterator[None]:
-    """Announce a long silence, show that it goes on, and tell how long it took."""
+    """Announce a long silence, show that it goes on, and print how long it took."""
     start = time.monotonic()
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A safetensors file, tensor by tensor: what it holds is told from its header, and nothing else is loaded.
+"""A safetensors file, tensor by tensor: its header says what it holds, and nothing else is loaded.
 
 The file may be anybody's. The safetensors library checks the header (types, offsets, holes, overlaps, the file's size);
 here is what it lets pass, and which tensor is meant where it does not say so.

@@ -126,8 +126,8 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before(cpu):
     assert line.w.asnumpy()[0] == pytest.approx(0.1, rel=1e-4)
 
 
-def test_lora_names_are_the_communitys_and_alpha_travels(cpu, world):
-    transformer = loading.load_transformer(world.model, ms.float32)
+def test_lora_names_are_the_communitys_and_alpha_travels(cpu, whole_world):
+    transformer = loading.load_transformer(whole_world.model, ms.float32)
     config = LoraConfig(rank=4, lora_alpha=8, lora_layers="attn.to_q,ff.net.0.proj")
     adapter.inject(transformer, config, seed=0)
     tensors = adapter.to_state_dict(transformer, config)

@@ -162,7 +162,7 @@ class Prodigy(FlatOptimizer):
         self.start = self._state("start", self.weights.asnumpy())
 
     def start_here(self) -> None:
-        self.start.set_data(Tensor(self.weights.asnumpy()))
+        ops.assign(self.start, Tensor(self.weights.asnumpy()))
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         updates = self.updates + 1.0

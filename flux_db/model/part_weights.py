@@ -19,7 +19,7 @@ from flux_db.model.expected_weights import Shapes, expected_weights, is_extra, o
 from flux_db.plain_json import parse_json
 from flux_db.weight_file import Entry, open_weights
 
-# How the stand-in for a large file begins in a git clone made without LFS.
+# How the pointer begins that a git clone without LFS has in place of a large file.
 LFS_POINTER = b"version https://git-lfs"
 
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -61,7 +61,7 @@ def choose(part: Path, variant: str | None) -> Chosen | None:
 
 
 def variants(part: Path) -> list[str | None]:
-    """Those that the part has weights of; None stands for the plain ones."""
+    """Those that the part has weights of; None means the plain ones."""
     names = [path.name for path in part.glob("*.safetensors")]
     found = [re.fullmatch(r"\w+\.([\w.-]+?)(-\d{5}-of-\d{5})?\.safetensors", name) for name in names]
     return [*([None] if choose(part, None) else []), *sorted({match[1] for match in found if match})]

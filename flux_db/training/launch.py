@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from flux_db import child
 from flux_db.console import say
 from flux_db.data.selection import lacks_class_images
@@ -33,6 +35,8 @@ from flux_db.training import worker_logs
 MARK = "FLUX_DB_LAUNCH"
 """Environment variable by which every process of a launch is found again."""
 
+
+MSRUN = [str(Path(sys.executable).parent / "msrun")]
 
 # A rank may wait this long for another: drawing samples and compiling take their time.
 PATIENCE = {"HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600"}
@@ -173,7 +177,7 @@ class Supervisor:
         if self.signal:
             return 128 + self.signal
         msrun = [
-            str(Path(sys.executable).parent / "msrun"),
+            *MSRUN,
             f"--worker_num={where.total}",
             f"--local_worker_num={where.devices}",
             f"--master_addr={where.master_addr}",
@@ -199,7 +203,7 @@ class Supervisor:
         self._msrun = None
         if code == 0 or self.signal:
             return code
-        return worker_logs.tell_failure(self.log_dir, self._ranks)
+        return worker_logs.report_failure(self.log_dir, self._ranks)
 
     def _environment(self, where: Devices) -> dict[str, str]:
         # msrun starts plain `python`
@@ -260,18 +264,17 @@ class Process:
 
 def _marked(mark: str) -> Iterator[Process]:
     """All processes that carry the mark in their environment, whoever their parent is by now."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
             continue
         try:
-            entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-            variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+            variables = process.environ()
             if variables.get(MARK) != mark:
                 continue
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
+            parent = process.ppid()
+        except (psutil.Error, OSError):
             continue  # it has just ended, or belongs to someone else
-        yield Process(int(folder.name), parent, variables.get("MS_ROLE", ""), int(variables.get("RANK_ID", "0")))
+        yield Process(process.pid, parent, variables.get("MS_ROLE", ""), int(variables.get("RANK_ID", "0")))
 
 
 def _send(pid: int, number: signal.Signals) -> None:
