@@ -20,7 +20,7 @@ from flux_db.data import encode, encode_cache
 from flux_db.data.dataset import read_dataset
 from flux_db.demo.tiny_model import clip_config, t5_config, transformer_config, vae_config
 from flux_db.errors import UserError
-from flux_db.model import model_folder, part_weights
+from flux_db.model import part_weights, parts
 from flux_db.model.expected_weights import expected_weights
 from flux_db.model.identity import Licence, base_model_name, licence
 from flux_db.model.model_folder import NETWORKS, fingerprint
@@ -338,7 +338,7 @@ def test_a_network_is_never_left_with_random_weights(cpu, model, part, shards, m
             edit(file, remove(VICTIMS[part]))  # the index goes on to list it
     with pytest.raises(UserError, match=VICTIMS[part]):
         load(model, runtime.DTYPES["no"])
-    monkeypatch.setattr(model_folder, "part_problems", lambda *_: [])
+    monkeypatch.setattr(parts, "part_problems", lambda *_: [])
     with pytest.raises(UserError, match=f"lacks weights that mindone did not find in it: {VICTIMS[part]}"):
         load(model, runtime.DTYPES["no"])
 

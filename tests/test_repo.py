@@ -29,8 +29,8 @@ PACKAGES = {
     "": "size step_inputs console files output_folder plain_json plain_yaml stream streams errors atomic"
     " file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
-    "model": "expected_weights part_weights model_folder parts identity lazy_mindone operators runtime loading flow"
-    " optim adapter sharding sampler",
+    "model": "expected_weights part_weights model_folder parts identity lazy_mindone operators runtime empty_network"
+    " gathered_linear sharding filling loading flow optim adapter sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
     "check": "folders values model files pictures everything plan contact_sheet dry_run",
