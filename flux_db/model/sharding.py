@@ -9,6 +9,7 @@ The helper would split weights that are whole. Here a rank has read only its par
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,6 +42,8 @@ def shard_base(transformer: nn.Cell, runtime: Runtime) -> tuple[int, int]:
 
             from flux_db.model.gathered_linear import GatheredLinear
 
+            # it names each weight that is not split, which is every norm
+            logging.getLogger(prepare_network.__module__).setLevel(logging.ERROR)
             prepare_network(transformer, 3, GlobalComm.WORLD_COMM_GROUP, {mint.nn.Linear: GatheredLinear})
     parameters = list(transformer.get_parameters())
     whole = sum(p.size * (runtime.world_size if p.sliced else 1) for p in parameters)
