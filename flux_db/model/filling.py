@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import mindspore as ms
@@ -14,6 +15,9 @@ from flux_db.model.expected_weights import own_name
 from flux_db.model.part_weights import Chosen, open_files
 from flux_db.model.sharding import divisible_parameters
 from flux_db.weight_file import DTYPES, WHOLE, Share, WeightFile
+
+# Threads that read and convert. What they have read ahead is part of the model: it costs no memory.
+READERS = 4
 
 # A load that takes longer shows a progress bar.
 BAR_AFTER_SECONDS = 2.0
@@ -75,10 +79,14 @@ def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE)
         for name, parameter in parameters.items()
     ]
     total = sum(one.source.size(one.share) for one in assignments)
-    with tqdm(total=total, desc=part, unit="B", unit_scale=True, delay=BAR_AFTER_SECONDS, dynamic_ncols=True) as bar:
-        # each file from its beginning to its end
-        for one in sorted(assignments, key=lambda one: (one.source.file.path, one.source.start)):
-            _assign(one)
+    # each file from its beginning to its end
+    assignments.sort(key=lambda one: (one.source.file.path, one.source.start))
+    with (
+        tqdm(total=total, desc=part, unit="B", unit_scale=True, delay=BAR_AFTER_SECONDS, dynamic_ncols=True) as bar,
+        ThreadPoolExecutor(READERS) as pool,
+    ):
+        for one, values in zip(assignments, pool.map(_read, assignments), strict=True):
+            _assign(one, values)
             bar.update(one.source.size(one.share))
     return []
 
@@ -94,9 +102,12 @@ def _fits(stored: Stored | None, parameter: Parameter) -> bool:
     return stored is not None and stored.shape == parameter.shape
 
 
-def _assign(one: Assignment) -> None:
+def _read(one: Assignment) -> np.ndarray:
+    return one.source.file.read_as(one.source.name, one.dtype, one.share)
+
+
+def _assign(one: Assignment, values: np.ndarray) -> None:
     """The parameter takes type and shape of its value, and the value's memory: there is no copy."""
-    values = one.source.file.read_as(one.source.name, one.dtype, one.share)
     one.parameter.assign_value(Tensor.from_numpy(values))
     # or MindSpore would initialise it before the first use
     one.parameter.init = one.parameter.init_mode = None
