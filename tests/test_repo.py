@@ -30,10 +30,10 @@ PACKAGES = {
     " errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts identity lazy_mindone formulations device_kernels"
-    " operators runtime loading flow optim dropout adapter sharding sampler",
+    " operators runtime empty_network gathered_linear sharding filling loading flow optim dropout adapter sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
-    "check": "folders values model files pictures everything plan contact_sheet dry_run",
+    "check": "folders values model memory files pictures everything plan contact_sheet dry_run",
     "lora": "layer_names peft_settings lora_file trained_file convert describe merge generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",

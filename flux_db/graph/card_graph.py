@@ -30,6 +30,7 @@ from flux_db.stream import DROPOUT_NUMBERS
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
 from flux_db.training.build import recompute
 from flux_db.training.validation_loss import FlowLoss
+from flux_db.weight_file import Share
 
 # FLUX.1-dev has 19 double and 38 single blocks. Cost is linear in blocks, so a few show it all.
 TRUE_WIDTHS = {"num_layers": 1, "num_single_layers": 2, "guidance_embeds": True}
@@ -87,6 +88,8 @@ def training_step(case: Case) -> str:
 def _build_step(case: Case) -> TrainStepForFluxDevDB:
     config = case.config
     transformer = build_transformer(case.widths, case.dtype)
+    if case.shard_base:
+        _cut(transformer, Share(0, case.cards))
     key = adapter.inject(transformer, config.lora, 0, case.rows, _lora_dtype(case))
     with _pretended_cards(case.cards):
         if case.shard_base:
@@ -96,6 +99,16 @@ def _build_step(case: Case) -> TrainStepForFluxDevDB:
         scaler = DynamicLossScaler(2.0**16, 2, 2000) if case.dtype == ms.float16 else None
         step = TrainStepForFluxDevDB(transformer, optimizer, _settings(case), loss_scaler=scaler, dropout_key=key)
     return step.set_train(True)
+
+
+def _cut(transformer: nn.Cell, share: Share) -> None:
+    """Leave of every weight what a rank reads of it."""
+    divisible = sharding.divisible_parameters(transformer)
+    for name, parameter in transformer.parameters_and_names():
+        parameter.sliced = name in divisible and share.divides(parameter.shape)
+        if parameter.sliced:
+            shape = (parameter.shape[0] // share.count, *parameter.shape[1:])
+            parameter.set_data(Tensor(np.zeros(shape, np.float32)).astype(parameter.dtype), slice_shape=True)
 
 
 def _lora_dtype(case: Case) -> ms.Type:

@@ -21,6 +21,7 @@ from flux_db.settings.derived import Recomputed, recomputed
 from flux_db.settings.schema import Config
 from flux_db.stream import BatchLayout
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
+from flux_db.weight_file import WHOLE
 
 # As torch's GradScaler: double after 2000 good steps, halve after an overflow.
 FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW = 2.0**16, 2, 2000
@@ -64,7 +65,8 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
 def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> Graph:
     """`prior`: every batch has class examples too."""
     with stage("Loading the transformer"):
-        transformer = loading.load_transformer(model, runtime.dtype, config.model.variant)
+        share = sharding.share_of(runtime) if config.runtime.shard_base else WHOLE
+        transformer = loading.load_transformer(model, runtime.dtype, config.model.variant, share)
     rows = config.optim.train_batch_size * (2 if prior else 1)
     lora_dtype = ms.float32 if config.lora.lora_compute == "fp32" else runtime.dtype
     dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows, lora_dtype)
@@ -130,12 +132,11 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
 
 
 def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
-    with stage("Spreading the transformer over the devices"):
-        before, after = sharding.shard_base(transformer, runtime)
+    whole, kept = sharding.shard_base(transformer, runtime)
     if runtime.world_size == 1:
         say("warning: --shard_base does nothing on one device")
     elif runtime.is_main:
-        say(f"Each device keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
+        say(f"Each device keeps {kept / 1e6:.2f} M of the transformer's {whole / 1e6:.2f} M weights")
 
 
 def _report_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:

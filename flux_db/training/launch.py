@@ -25,6 +25,7 @@ from types import FrameType
 import psutil
 
 from flux_db import child
+from flux_db.check.memory import LOCAL_DEVICES
 from flux_db.console import say
 from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
@@ -95,8 +96,9 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
     if where.nodes > 1:
         log_dir /= f"server_{where.node_rank}"  # the folder is seen by all of them
     with Supervisor(log_dir) as supervisor:
+        devices = {"MS_WORKER_NUM": str(where.total), LOCAL_DEVICES: str(where.devices)}
         if config.output.dry_run:
-            return supervisor.run([sys.executable, child.SCRIPT, *flags], MS_WORKER_NUM=str(where.total))
+            return supervisor.run([sys.executable, child.SCRIPT, *flags], **devices)
         if where.total == 1:
             return supervisor.run_logged([sys.executable, child.SCRIPT, *flags])
         if lacks_class_images(config):
@@ -105,7 +107,6 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
             say(f"Drawing class pictures on {where.total} devices")
             if code := supervisor.run_workers([child.MAIN, "class-images", *flags], where, 1):
                 return code
-        devices = {"MS_WORKER_NUM": str(where.total)}
         if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags), **devices)):
             return code
         return supervisor.run_workers([child.SCRIPT, *flags], where, 0)
@@ -209,7 +210,8 @@ class Supervisor:
         # msrun starts plain `python`
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         patience = PATIENCE | ({} if where.nodes > 1 else ONE_SERVER_PATIENCE)
-        return {**patience, **child.environment(PATH=path, **{MARK: self.mark, COMMAND: launched_as(where)})}
+        told = {MARK: self.mark, COMMAND: launched_as(where), LOCAL_DEVICES: str(where.devices)}
+        return {**patience, **child.environment(PATH=path, **told)}
 
     def _wait(self, process: subprocess.Popen) -> int:
         if self.signal:  # it came before the process was there

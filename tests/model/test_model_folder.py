@@ -20,7 +20,7 @@ from flux_db.data import encode, encode_cache
 from flux_db.data.dataset import read_dataset
 from flux_db.demo.tiny_model import clip_config, t5_config, transformer_config, vae_config
 from flux_db.errors import UserError
-from flux_db.model import part_weights
+from flux_db.model import part_weights, parts
 from flux_db.model.expected_weights import expected_weights
 from flux_db.model.identity import Licence, base_model_name, licence
 from flux_db.model.model_folder import NETWORKS, fingerprint
@@ -323,7 +323,7 @@ def test_the_trainer_and_the_other_commands_refuse_it_too(world, model, tmp_path
 @pytest.mark.parametrize("part", NETWORKS)
 @pytest.mark.parametrize("shards", [(), ("1.safetensors", "2.safetensors")], ids=["one file", "shards"])
 def test_a_network_is_never_left_with_random_weights(cpu, model, part, shards, monkeypatch):
-    from flux_db.model import loading, parts, runtime
+    from flux_db.model import loading, runtime
 
     loaders = {"transformer": "transformer", "vae": "vae", "text_encoder": "clip", "text_encoder_2": "t5"}
     load = getattr(loading, f"load_{loaders[part]}")
