@@ -11,7 +11,7 @@ from mindspore.amp import DynamicLossScaler
 
 from flux_db.model import flow
 from flux_db.model.optim import FlatOptimizer, flatten
-from flux_db.model.runtime import quiet
+from flux_db.model.quiet import quiet
 from flux_db.step_inputs import StepResult
 
 with quiet():

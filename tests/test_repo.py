@@ -29,7 +29,8 @@ PACKAGES = {
     "": "size step_inputs console files output_folder plain_json plain_yaml stream streams errors atomic"
     " file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
-    "model": "expected_weights part_weights model_folder parts identity lazy_mindone operators runtime loading flow"
+    "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet"
+    " compile_cache operators runtime loading flow"
     " optim adapter sharding sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
@@ -39,7 +40,7 @@ PACKAGES = {
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "tiny_model pictures",
     "training": "build class_pictures earlier resume prepare snapshot failure checkpoints sample_rounds"
-    " validation_loss validation loop run"
+    " validation_loss validation compiling loop run"
     " worker_logs launch",
     "parity": "golden compare",
     "commands": "command training lora runs demo table",

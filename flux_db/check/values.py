@@ -142,8 +142,17 @@ def _contradictions(config: Config) -> list[str]:
         problems.append(f"--hub_model_id {config.hub.hub_model_id}: needs --push_to_hub; add that or leave it out")
     if runtime.device == "CPU" and runtime.mixed_precision == "bf16":
         problems.append("--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU")
-    if runtime.device == "CPU" and data.enable_mindspore_data_sink:
-        problems.append("--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU")
+    if runtime.device != "CPU" and runtime.jit_level == "O2" and optim.gradient_accumulation_steps > 1:
+        problems.append(
+            f"--jit_level O2: not with --gradient_accumulation_steps {optim.gradient_accumulation_steps}, whose graph"
+            " branches; use O1"
+        )
+    if runtime.device == "CPU" and not runtime.deterministic:
+        problems.append("--no-deterministic: of use on Ascend only; leave it out with --device CPU")
+    if runtime.compile_cache == "off" and runtime.compile_cache_dir is not None:
+        problems.append(
+            f"--compile_cache_dir {runtime.compile_cache_dir}: not used with --compile_cache off; leave one of them out"
+        )
     return problems
 
 
@@ -152,10 +161,6 @@ def _crop_problems(config: Config) -> list[str]:
     if data.aspect_ratio_buckets is not None:
         told = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
         found += [f"--aspect_ratio_buckets: {problem}" for problem in told]
-        if data.enable_mindspore_data_sink:
-            found.append(
-                "--enable_mindspore_data_sink: takes batches of one size only; leave it or --aspect_ratio_buckets out"
-            )
     if data.cache_crops > 1 and data.center_crop:
         found.append(f"--cache_crops {data.cache_crops}: --center_crop has only one; leave one of them out")
     if data.cache_crops > 1 and not data.cache_latents:

@@ -16,7 +16,7 @@ from flux_db.errors import UserError
 from flux_db.model import parts
 from flux_db.model.expected_weights import own_name
 from flux_db.model.part_weights import Chosen, choose, read_headers, some
-from flux_db.model.runtime import quiet
+from flux_db.model.quiet import quiet
 
 # The VAE is small, and half precision shows in pictures.
 VAE_DTYPE = ms.float32

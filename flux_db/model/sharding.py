@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from mindspore import nn
 from mindspore.communication import GlobalComm
 
-from flux_db.model.runtime import Runtime, quiet
+from flux_db.model.quiet import quiet
+from flux_db.model.runtime import Runtime
 
 
 def shard_base(transformer: nn.Cell, runtime: Runtime) -> tuple[int, int]:

@@ -96,8 +96,6 @@ class DataConfig:
     """Folder for encoded prompts and pictures, which later runs use again. Without it: cache in --output_dir."""
     dataloader_num_workers: int = 1
     """Threads that prepare batches ahead of training; 0 prepares each batch when it is needed."""
-    enable_mindspore_data_sink: bool = False
-    """Send batches to the device through MindSpore's data sink. Ascend only."""
 
 
 # What diffusers' script trains by default: attention and feed-forward of both streams.
@@ -297,14 +295,23 @@ class RuntimeConfig:
     """Device, precision and speed"""
 
     device: Literal["auto", "Ascend", "CPU"] = "auto"
-    """auto takes Ascend where there is one, otherwise the CPU."""
+    """auto takes Ascend where there is one, otherwise the CPU, and prints why."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Precision of the frozen model; the LoRA weights are always float32. bf16 is recommended on Ascend and refused on
     the CPU, whose backend has no bf16 kernels."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory on Ascend, slower steps."""
     jit_level: Literal["O0", "O1", "O2"] = "O1"
-    """MindSpore's compilation level on Ascend. The CPU backend always compiles at O0."""
+    """MindSpore's compilation level on Ascend; O2 cannot accumulate gradients. The CPU always compiles at O0."""
+    deterministic: bool = True
+    """Ask Ascend for the same bits in every run, which exact resuming needs. Its price is slower gradients of the
+    attention and slower collectives; --no-deterministic saves that. The CPU computes the same bits in any case."""
+    compile_cache: Literal["auto", "on", "off"] = "auto"
+    """Store the compiled training step, so that a later run or a resume with the same settings, sizes and versions
+    does not compile it again. auto: on Ascend. On the CPU a stored step gives the last bits differently."""
+    compile_cache_dir: str | None = None
+    """Folder for compiled training steps. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
+    folder."""
     distributed: bool = False
     """Demand several devices: refused in a process that msrun did not start. Under msrun it need not be given."""
     shard_base: bool = False
