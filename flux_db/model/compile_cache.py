@@ -2,7 +2,9 @@
 
 MindSpore stores graphs in one folder by their number alone: the third graph that a process compiles is loaded from the
 third file, whatever it is. So the cache is switched on only around the graphs that are stored, these are compiled in a
-fixed order, and the folder's name is a hash of everything that they are made from.
+fixed order, and the folder's name is a hash of everything that they are made from. And MindSpore gives a loaded graph
+the values of the cell's own parameters only: one that the graph uses and the cell does not list would hold garbage, so
+such a graph is not stored.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspore import nn
+from mindspore.common.api import _cell_graph_executor
 
 from flux_db.atomic import leftovers, remove_folder, remove_leftover, sync_folder, temp_path
 from flux_db.console import say
@@ -50,7 +53,7 @@ OUTSIDE = frozenset(
 
 
 def is_on(wanted: str, device: str) -> bool:
-    """`auto` is off on the CPU: there a stored graph gives the last bits differently, and compiling takes seconds."""
+    """`auto`: on Ascend, where compiling takes minutes."""
     return wanted == "on" or (wanted == "auto" and device == "Ascend")
 
 
@@ -96,6 +99,12 @@ def parameter_list(cell: nn.Cell) -> list[tuple[str, tuple[int, ...], str, bool]
     return sorted((p.name, tuple(p.shape), str(p.dtype), p.requires_grad) for p in cell.get_parameters())
 
 
+def hidden_parameters(cell: nn.Cell) -> list[str]:
+    """Parameters that the cell's compiled graph uses and the cell does not list."""
+    used = _cell_graph_executor._graph_executor.get_params(cell.current_phase)
+    return sorted(set(used) - set(cell.parameters_dict()))
+
+
 def default_folder(environment: Mapping[str, str]) -> Path:
     cache = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache, "flux_db", "graphs")
@@ -107,17 +116,26 @@ def default_folder(environment: Mapping[str, str]) -> Path:
 class StoredGraphs:
     """The graphs of one kind of run: `count` of them, compiled inside `storing` in a fixed order.
 
-    A process can use only one folder: MindSpore reads its name once.
+    A process can use one folder only, because MindSpore reads its name once: `is_usable` is false for any further one.
     """
+
+    _is_taken = False
 
     def __init__(self, root: Path, name: str, count: int) -> None:
         self.folder = root / name
         self.count = count
-        self.is_stored = self._is_whole(self.folder)
+        self.is_usable = not StoredGraphs._is_taken
+        self.is_stored = self.is_usable and self._is_whole(self.folder)
+        self.hidden: list[str] = []
+        """Names of hidden parameters, if there are any: then nothing is stored."""
 
     @contextmanager
     def storing(self) -> Iterator[None]:
         """Load what is compiled in this block, or compile and store it: all of it, or nothing."""
+        if not self.is_usable:
+            yield
+            return
+        StoredGraphs._is_taken = True
         if self.is_stored:
             os.utime(self.folder)
             with self._loading():
@@ -153,6 +171,9 @@ class StoredGraphs:
             ) from error
 
     def _keep(self, new: Path) -> None:
+        if self.hidden:
+            say(f"warning: --compile_cache: not stored, because the graph hides parameters: {', '.join(self.hidden)}")
+            return
         if not self._is_whole(new):
             say(f"warning: --compile_cache: MindSpore did not store the graph in {self.folder.parent}; is it full?")
             return

