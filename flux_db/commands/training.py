@@ -71,6 +71,9 @@ def launch(argv: list[str]) -> int:
     parser.add_argument("--nodes", type=int, default=1, help="servers (default: 1)")
     parser.add_argument("--node_rank", type=int, default=0, help="number of this server, from 0 (default: 0)")
     parser.add_argument("--master_addr", default="127.0.0.1", help="address of the first server")
+    parser.add_argument(
+        "--bind_core", action="store_true", help="tie each worker to CPU cores near its card (msrun's --bind_core)"
+    )
     arguments = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
     flags = argv[argv.index("--") + 1 :] if "--" in argv else []
     from flux_db.training import launch as launcher
@@ -85,6 +88,7 @@ def launch(argv: list[str]) -> int:
         node_rank=arguments.node_rank,
         master_addr=arguments.master_addr,
         port=arguments.port,
+        bind_core=arguments.bind_core,
     )
     return launcher.launch(config, flags, where, log_dir)
 
