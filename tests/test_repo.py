@@ -43,6 +43,7 @@ PACKAGES = {
     " validation_loss validation compiling loop run"
     " worker_logs launch",
     "parity": "golden compare",
+    "doctor": "result table machine operators step links examination",
     "commands": "command training lora runs demo table",
 }
 # In the root of the package, but above most of it: the heart, whose path is public, and the way in.
