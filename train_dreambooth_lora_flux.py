@@ -26,7 +26,9 @@ def main(argv: list[str]) -> int:
 
     given = read_config(argv)
     if given.config.output.dry_run:
-        return dry_run.run(given)
+        from flux_db.training.prepare import demand_resumable
+
+        return dry_run.run(given, demand_resumable)
     config, seen = check_everything(given, check_hub)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         # Only now: a mistake in the settings is reported within a second, without MindSpore

@@ -21,7 +21,7 @@ class StepInputs(NamedTuple):
     pooled_prompt_embeds: Any
     """[B, D'] of CLIP"""
     dropout_key: Any
-    """[B] what the LoRA dropout masks are made of"""
+    """[B, 3] from which the LoRA dropout masks are made"""
     lr: Any
     """[] learning rate of this optimizer step"""
     boundary: Any

@@ -39,6 +39,16 @@ def generator(seed: int, position: int, purpose: Purpose, stream_id: int = 0) ->
     return np.random.Generator(np.random.Philox(key=[seed, position], counter=[0, 0, stream_id, int(purpose)]))
 
 
+# A dropout key is so many whole numbers below so much; model/dropout.py has the arithmetic that this suits.
+DROPOUT_NUMBERS, DROPOUT_MODULUS = 3, 1019
+
+
+def dropout_key(seed: int, position: int, stream_id: int = 0) -> np.ndarray:
+    """[DROPOUT_NUMBERS] from which the LoRA dropout masks of one example are made."""
+    rng = generator(seed, position, Purpose.DROPOUT, stream_id)
+    return rng.integers(0, DROPOUT_MODULUS, DROPOUT_NUMBERS).astype(np.float32)
+
+
 def item(seed: int, position: int, count: int, stream_id: int = 0) -> int:
     """Which of `count` pictures is at a position: each epoch is a new permutation of all of them."""
     epoch, place = divmod(position, count)

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from flux_db.demo.tiny_model import draw_all, json_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,22 +99,20 @@ def measure(folder: Path, flags: list[str]) -> Figures:
     )
 
 
-def status(pid: int | str) -> dict[str, str]:
-    """/proc/<pid>/status; empty if the process has just ended."""
+def peak_memory(pid: int) -> int:
+    """In MB, of this process alone: rusage would count its children and what it was forked from. psutil has no peak."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has just ended
+        return 0
+    return int(text.partition("VmHWM:")[2].split()[0]) * 1024 // 10**6 if "VmHWM:" in text else 0
 
 
-def peak_memory(pid: int | str) -> int:
-    """VmHWM in MB, of this process alone: rusage would count its children and what it was forked from."""
-    return int(status(pid).get("VmHWM", "0 kB").split()[0]) * 1024 // 10**6
-
-
-def children(pid: int) -> list[str]:
-    return [p.name for p in Path("/proc").glob("[0-9]*") if status(p.name).get("PPid") == str(pid)]
+def children(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 if __name__ == "__main__":

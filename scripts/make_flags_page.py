@@ -72,6 +72,8 @@ def _names(flag: Flag) -> str:
 
 def _value(flag: Flag) -> str:
     kind = _without_none(flag.annotation)
+    if flag.alone is not None:
+        return f"text; alone: `{flag.alone}`"
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:

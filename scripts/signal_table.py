@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -65,6 +67,8 @@ class Run:
 class Phase:
     reached: Callable[[Run], bool]
     settings: dict[str, object] = field(default_factory=dict)
+    poll: float = 0.02
+    """Seconds between two looks."""
 
 
 SAMPLES = {"validation_prompt": "a dog", "validation_steps": 5, "validation_inference_steps": 30}
@@ -77,7 +81,7 @@ PHASES = {
     "compile": Phase(lambda run: "Compiling" in run.text),
     "training": Phase(lambda run: run.rows > 3),
     "validation": Phase(lambda run: "samples at step 5" in run.text, SAMPLES | {"num_validation_images": 30}),
-    "saving": Phase(lambda run: run.rows > 3 and any(leftovers(run.output)), {"checkpointing_steps": 1}),
+    "saving": Phase(lambda run: run.rows > 3 and any(leftovers(run.output)), {"checkpointing_steps": 1}, 0.0005),
     "final": Phase(lambda run: (run.output / f"checkpoint-{STEPS}").exists()),
     "upload": Phase(lambda run: "Uploading to" in run.text, {"push_to_hub": "", "hub_model_id": "me/dog"}),
 }
@@ -139,13 +143,14 @@ def try_signal(folder: Path, phase: Phase, number: signal.Signals, variables: di
     while not phase.reached(run):
         if run.process.poll() is not None:
             raise RuntimeError(f"the run ended too early:\n{run.text[-3000:]}")
-        time.sleep(0.0005)
-    family = descendants(run.process.pid)
+        time.sleep(phase.poll)
+    family = psutil.Process(run.process.pid).children(recursive=True)
     begin = time.monotonic()
     run.process.send_signal(number)
     code = run.process.wait(120)
     seconds = time.monotonic() - begin
-    while (left := sum(map(is_alive, family))) and time.monotonic() - begin < seconds + CHILDREN_END_WITHIN:
+    end = time.monotonic() + CHILDREN_END_WITHIN
+    while (left := sum(map(is_alive, family))) and time.monotonic() < end:
         time.sleep(0.05)
     state = read_status(run.output)
     newest = max((step for step, _ in numbered(run.output)), default=None) if run.output.is_dir() else None
@@ -157,20 +162,12 @@ def try_signal(folder: Path, phase: Phase, number: signal.Signals, variables: di
     return ", ".join(words)
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """Whether the process has not ended; one that nobody waited for has."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-
-
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for one in found:
-        for path in Path(f"/proc/{one}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
-    return found[1:]
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install what the tests need, then check style and run the tests.
-# Arguments go to pytest: bash scripts/test.sh tests/test_config.py -k bounds
+# Arguments go to pytest: bash scripts/test.sh tests/settings -k bounds
 # With --interop first: the live comparison with diffusers on torch instead, which lives in .venv-interop.
 set -euo pipefail
 # shellcheck source=scripts/env.sh

@@ -26,12 +26,11 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "size step_inputs console files output_folder plain_json plain_yaml stream streams errors atomic"
+    "": "size step_inputs problem console files output_folder plain_json plain_yaml stream streams errors atomic"
     " file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
-    "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet"
-    " compile_cache operators runtime loading flow"
-    " optim adapter sharding sampler",
+    "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
+    " formulations device_kernels operators runtime loading flow optim dropout adapter sharding sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
     "check": "folders values model files pictures everything plan contact_sheet dry_run",
@@ -42,6 +41,7 @@ PACKAGES = {
     "training": "build class_pictures earlier resume prepare snapshot failure checkpoints sample_rounds"
     " validation_loss validation compiling loop run"
     " worker_logs launch",
+    "graph": "ir card_graph",
     "parity": "golden compare",
     "doctor": "result table machine operators step links examination",
     "commands": "command training lora runs demo table",
@@ -142,6 +142,28 @@ def test_neither_torch_nor_pickle(name):
 
 
 # ---- Tests ----
+
+
+# Of no single package: the program as a whole, the repository, and what tests share.
+WHOLE = "test_docs test_endings test_full_disk test_fuzz test_repo test_signals"
+SHARED = "conftest fake_hub picture_files program step_formula world"
+
+
+def test_tests_mirror_the_packages():
+    """tests/data tests flux_db/data and so on; modules in the root of flux_db are tested in the root of tests."""
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")} - {"interop"}
+    assert folders == set(PACKAGES) - {""}
+    root = {path.stem for path in (ROOT / "tests").glob("*.py")} - {*WHOLE.split(), *SHARED.split()}
+    ground_floor = {f"test_{name}" for name in (*PACKAGES[""].split(), "train_step")}
+    assert root <= ground_floor
+
+
+def test_test_files_import_from_shared_files_only_and_have_names_of_their_own():
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        found = re.findall(r"^(?:from|import) (test_\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert not set(found) - {"test_repo"}, path
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))
 
 
 STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+|get\w*output)|os\.(system|popen|spawn\w+)")

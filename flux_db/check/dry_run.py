@@ -1,4 +1,4 @@
-"""What a run would do, told before it starts: pictures, problems, duplicates, steps, and a contact sheet."""
+"""What a run would do, printed before it starts: pictures, problems, duplicates, steps, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from flux_db.check.everything import find_problems
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
-from flux_db.data import pictures
 from flux_db.data.dataset import Dataset, Example, read_dataset
 from flux_db.data.selection import Survey
 from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
+from flux_db.problem import Problem
 from flux_db.settings.command_line import Given
 from flux_db.settings.derived import background, has_trigger, raw_validation_prompts
 from flux_db.settings.schema import Config
@@ -49,15 +49,19 @@ class Row:
     """Of the picture."""
     bucket: Size
     """What the model sees."""
-    warnings: tuple[str, ...]
+    warnings: tuple[Problem, ...]
 
 
-def run(given: Given) -> int:
-    """Print what a run with these settings would do; raises all problems at once if it could not train."""
+def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None = None) -> int:
+    """Print what a run with these settings would do; raises all problems at once if it could not train.
+
+    `demand_resumable` raises a UserError if the run could not go on from its checkpoint.
+    """
     config = given.config
     problems, seen = find_problems(given)
     # With faulty settings nobody knows what the run would be.
     faulty = given.problems_by(check_values)
+    dataset = None
     if not faulty and seen.subject is not None and seen.subject.pictures:
         dataset, warnings = read_dataset(config, seen)
         if dataset.examples:  # none if all are held out, which is among the problems
@@ -66,23 +70,21 @@ def run(given: Given) -> int:
             problems += _write_files(config, seen.found.folder, rows)
     if problems:
         raise UserError(problems)
+    if dataset is not None and demand_resumable is not None:
+        demand_resumable(config, dataset)
     print("\nNo problems: the run can start.")
     return 0
 
 
-def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str]) -> tuple[list[Row], list[str]]:
+def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Problem]) -> tuple[list[Row], list[str]]:
     """The rows of the table, and the warnings that are about none of them."""
     folder, examples = seen.found.folder, plan.one_each(dataset)
-    of_picture: dict[str, list[str]] = {str(example.picture.path): [] for example in examples}
-    general = setting_warnings(config)
+    of_picture: dict[Path, list[Problem]] = {example.picture.path: [] for example in examples}
+    general: list[str] = [*setting_warnings(config), *(w for w in warnings if w.path not in of_picture)]
     for warning in warnings:
-        # a name may hold a colon itself
-        ends = [place for place, letter in enumerate(warning) if letter == ":"]
-        path = next((warning[:end] for end in ends if warning[:end] in of_picture), None)
-        if path is None:
-            general.append(warning)
-        else:
-            of_picture[path].append(warning[len(path) + 2 :].replace(f"{folder}{os.sep}", ""))
+        if warning.path in of_picture:
+            short = warning.text.replace(f"{folder}{os.sep}", "")
+            of_picture[warning.path].append(Problem(short, kind=warning.kind))
     if config.data.trigger_word and not _uses_trigger(config, seen):
         general.append(f"--trigger_word {config.data.trigger_word}: no caption and no prompt holds {{trigger}}")
     rows = [
@@ -91,7 +93,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str
             name=example.picture.path.relative_to(folder).as_posix(),
             size=example.picture.size,
             bucket=example.size,
-            warnings=tuple(of_picture[str(example.picture.path)]),
+            warnings=tuple(of_picture[example.picture.path]),
         )
         for example in examples
     ]
@@ -100,7 +102,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[str
 
 def _uses_trigger(config: Config, seen: Survey) -> bool:
     prompts = [config.data.instance_prompt, *(source.caption or "" for source in seen.found.sources)]
-    with contextlib.suppress(UserError):  # a file that cannot be read is told as a problem
+    with contextlib.suppress(UserError):  # a file that cannot be read is reported as a problem
         prompts += raw_validation_prompts(config)
     return any(map(has_trigger, prompts))
 
@@ -146,15 +148,8 @@ def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _count_warnings(rows: Sequence[Row]) -> str:
-    kinds = {
-        pictures.SAME: "exact duplicates",
-        pictures.ALIKE: "near duplicates",
-        pictures.SMALL: "scaled up",
-        "empty caption": "empty captions",
-    }
-    texts = [warning for row in rows for warning in row.warnings]
-    counts = collections.Counter(next((kinds[k] for k in kinds if k in text), "others") for text in texts)
-    return ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "none"
+    counts = collections.Counter(warning.kind for row in rows for warning in row.warnings)
+    return ", ".join(f"{kind.value} {count}" for kind, count in counts.items()) or "none"
 
 
 def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
@@ -187,7 +182,7 @@ def _cut(text: str, width: int) -> str:
 # --- the files ---------------------------------------------------------------------------------------------------
 
 
-def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[str]:
+def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[Problem]:
     """Contact sheet and table; the problems there were with them."""
     output = Path(config.output.output_dir)
     sheet = _sheet(config, folder, rows)
@@ -196,7 +191,7 @@ def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[str]
         write_png(output / CONTACT_SHEET, sheet)
         write_file(output / PICTURE_TABLE, _table_file(rows))
     except OSError as error:
-        return [f"--output_dir {output}: cannot be written ({error.strerror or error})"]
+        return [Problem(f"--output_dir {output}: cannot be written ({error.strerror or error})", flag="output_dir")]
     places = f"Contact sheet: {output / CONTACT_SHEET}", f"Table:         {output / PICTURE_TABLE}"
     print("", *map(printable, places), sep="\n")
     return []

@@ -7,6 +7,7 @@ from flux_db.check.pictures import survey
 from flux_db.check.values import check_values
 from flux_db.data.selection import Survey
 from flux_db.errors import UserError
+from flux_db.problem import Problem
 from flux_db.settings.command_line import Check, Given
 from flux_db.settings.schema import Config
 
@@ -19,6 +20,6 @@ def check_everything(given: Given, *more: Check) -> tuple[Config, Survey]:
     return given.config, seen
 
 
-def find_problems(given: Given, *more: Check) -> tuple[list[str], Survey]:
+def find_problems(given: Given, *more: Check) -> tuple[list[Problem], Survey]:
     seen = survey(given.config)
     return given.problems_by(check_values, check_files, lambda _: seen.problems, *more), seen

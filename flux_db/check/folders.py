@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 
 from flux_db.output_folder import SAMPLES, THUMBNAILS
+from flux_db.problem import Problem
 from flux_db.settings.derived import cache_path
 from flux_db.settings.schema import Config
 
@@ -23,11 +24,16 @@ DRAWN = (SAMPLES, THUMBNAILS)
 AROUND_NOTHING = ("output_dir", "encode_cache_dir", "mask_dir")
 
 
-def problems(config: Config) -> list[str]:
-    """Folders that lie in each other, through links as well; each as a message that names both flags."""
+def problems(config: Config) -> list[Problem]:
+    """Folders that lie in each other, through links as well; each problem names both flags."""
     pictures, written = _picture_folders(config), _written_folders(config)
     found = [
-        f"--{flag} {path}: {relation} --{other} {place}, and each takes all pictures below it; choose folders apart"
+        Problem(
+            f"--{flag} {path}: {relation} --{other} {place}, and each takes all pictures below it; choose folders"
+            " apart",
+            flag=flag,
+            also=(other,),
+        )
         for (other, place), (flag, path) in combinations(pictures.items(), 2)
         if (relation := _relation(path, place))
     ]
@@ -37,24 +43,37 @@ def problems(config: Config) -> list[str]:
             relation = _relation(path, place)
             if relation in (_SAME, _INSIDE):
                 found.append(
-                    f"--{flag} {path}: {relation} --{other} {place}, where every picture is used; choose a folder"
-                    " outside of it"
+                    Problem(
+                        f"--{flag} {path}: {relation} --{other} {place}, where every picture is used; choose a folder"
+                        " outside of it",
+                        flag=flag,
+                        also=(other,),
+                    )
                 )
             elif relation == _AROUND and other != "class_data_dir" and flag in AROUND_NOTHING:
                 found.append(
-                    f"--{flag} {path}: {relation} --{other} {place}, and must lie apart from it; choose another folder"
+                    Problem(
+                        f"--{flag} {path}: {relation} --{other} {place}, and must lie apart from it; choose another"
+                        " folder",
+                        flag=flag,
+                        also=(other,),
+                    )
                 )
     if class_dir := pictures.get("class_data_dir"):
         found += [
-            f"--class_data_dir {class_dir}: {relation} {label}, where the program puts other pictures; choose another"
-            " folder"
+            Problem(
+                f"--class_data_dir {class_dir}: {relation} {label}, where the program puts other pictures; choose"
+                " another folder",
+                flag="class_data_dir",
+                also=("output_dir", "encode_cache_dir"),
+            )
             for label, place in _own_places(config).items()
             if (relation := _relation(class_dir, place)) in (_SAME, _INSIDE)
         ]
     return found
 
 
-def strays(config: Config, flag: str, pictures: Iterable[Path]) -> list[str]:
+def strays(config: Config, flag: str, pictures: Iterable[Path]) -> list[Problem]:
     """Pictures of the flag's folder that through a link lie where the program writes."""
     places = _own_places(config)
     if flag != "class_data_dir":
@@ -65,7 +84,7 @@ def strays(config: Config, flag: str, pictures: Iterable[Path]) -> list[str]:
         here = _real(picture)
         label = next((label for label, place in real.items() if here.is_relative_to(place)), None)
         if label:
-            found.append(f"{picture}: lies in {label} through a link; take the link out")
+            found.append(Problem(f"lies in {label} through a link; take the link out", path=picture))
     return found
 
 

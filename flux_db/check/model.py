@@ -13,6 +13,7 @@ from flux_db.errors import UserError, did_you_mean
 from flux_db.model.model_folder import NETWORKS, PARTS, locate, read_config
 from flux_db.model.part_weights import INCOMPLETE, choose, read_headers, read_object
 from flux_db.model.parts import MODEL_PARTS
+from flux_db.problem import Problem
 from flux_db.settings.derived import validation_size
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -26,16 +27,25 @@ def locate_checked(config: Config) -> Path:
     return folder
 
 
-def check_model(folder: Path, config: Config) -> list[str]:
+def check_model(folder: Path, config: Config) -> list[Problem]:
     """Problems of a model folder for this run; a name on the hub has one only after the download."""
     problems = [
-        *(f"--variant {problem}" for problem in _variant_problems(folder, config.model.variant)),
-        *(f"--pretrained_model_name_or_path {folder}: {problem}" for problem in _problems(folder, config)),
+        *(Problem(f"--variant {text}", flag="variant") for text in _variant_problems(folder, config.model.variant)),
+        *(
+            Problem(
+                f"--pretrained_model_name_or_path {folder}: {text}",
+                flag="pretrained_model_name_or_path",
+                also=("variant",),
+            )
+            for text in _problems(folder, config.model.variant)
+        ),
     ]
-    return problems or _unmatched_layers(folder / "transformer", config)
+    if problems:
+        return problems
+    return _wrong_sides(folder, config) or _unmatched_layers(folder / "transformer", config)
 
 
-def _problems(folder: Path, config: Config) -> list[str]:
+def _problems(folder: Path, variant: str | None) -> list[str]:
     try:
         index = read_object(folder / "model_index.json")
     except UserError as error:
@@ -46,10 +56,10 @@ def _problems(folder: Path, config: Config) -> list[str]:
     problems: list[str] = []
     for part in PARTS:
         if os.path.isdir(folder / part):
-            problems += MODEL_PARTS[part](folder / part, config.model.variant)
+            problems += MODEL_PARTS[part](folder / part, variant)
         else:
             problems.append(f"{part} is missing; {INCOMPLETE}")
-    return problems or _wrong_sides(folder, config)
+    return problems
 
 
 def _variant_problems(folder: Path, variant: str | None) -> list[str]:
@@ -63,7 +73,7 @@ def _variant_problems(folder: Path, variant: str | None) -> list[str]:
     return [f"{variant}: no weight file in {folder} is of this variant; give another one or leave it out"]
 
 
-def _unmatched_layers(part: Path, config: Config) -> list[str]:
+def _unmatched_layers(part: Path, config: Config) -> list[Problem]:
     """Layers asked for that the transformer does not have; read from the headers of its weight files."""
     chosen = choose(part, config.model.variant)
     if config.lora.lora_layers is None or chosen is None:
@@ -75,26 +85,30 @@ def _unmatched_layers(part: Path, config: Config) -> list[str]:
     ]
     endings = {".".join(name.split(".")[i:]) for name in modules for i in range(name.count(".") + 1)}
     return [
-        f"--lora_layers {layer}: no linear layer of the transformer has this name{did_you_mean(layer, endings)}"
+        Problem(
+            f"--lora_layers {layer}: no linear layer of the transformer has this name{did_you_mean(layer, endings)}",
+            flag="lora_layers",
+        )
         for layer in config.lora.layers
         if layer not in endings
     ]
 
 
-def _wrong_sides(folder: Path, config: Config) -> list[str]:
+def _wrong_sides(folder: Path, config: Config) -> list[Problem]:
     # Every VAE block but the last halves the picture, and a token is 2 x 2 latents.
     multiple = 2 ** len(read_config(folder, "vae")["block_out_channels"])
     if PIXELS_PER_TOKEN % multiple == 0:
         return []
     data, found = config.data, []
     if data.resolution % multiple:
-        found.append(f"its VAE needs a multiple of {multiple}, not --resolution {data.resolution}")
+        found.append(("resolution", f"a multiple of {multiple}, not --resolution {data.resolution}"))
     if any(side % multiple for size in _possible_sizes(config) for side in size):
-        found.append(f"its VAE needs multiples of {multiple}; name such sizes with --aspect_ratio_buckets")
+        found.append(("aspect_ratio_buckets", f"multiples of {multiple}; name such sizes with --aspect_ratio_buckets"))
     size = config.validation.validation_size
     if size is not None and any(side % multiple for side in validation_size(config)):
-        found.append(f"its VAE needs multiples of {multiple}, not --validation_size {size}")
-    return found
+        found.append(("validation_size", f"multiples of {multiple}, not --validation_size {size}"))
+    model = "pretrained_model_name_or_path"
+    return [Problem(f"--{model} {folder}: its VAE needs {text}", flag=flag, also=(model,)) for flag, text in found]
 
 
 def _possible_sizes(config: Config) -> list[Size]:

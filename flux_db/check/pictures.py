@@ -23,6 +23,7 @@ from flux_db.data.selection import (
     trained_pictures,
 )
 from flux_db.errors import UserError
+from flux_db.problem import Problem, under_flag
 from flux_db.settings.derived import global_batch
 from flux_db.settings.schema import Config
 
@@ -30,7 +31,7 @@ from flux_db.settings.schema import Config
 MOST_EXAMPLES = 1_000_000
 
 
-def check_pictures(config: Config) -> list[str]:
+def check_pictures(config: Config) -> list[Problem]:
     """Problems with the pictures; looked for before any model is loaded."""
     return survey(config).problems
 
@@ -45,7 +46,7 @@ def survey(config: Config) -> Survey:
     try:
         found = find_subject(config)
         subject = inspect_subject(config, found)
-        problems = [*subject.problems, *masks_in_use(config, found.folder, subject.pictures).problems]
+        problems: list[str] = [*subject.problems, *masks_in_use(config, found.folder, subject.pictures).problems]
     except UserError as error:
         problems = list(error.problems)
     if found and data.dataset_name is None:
@@ -54,41 +55,54 @@ def survey(config: Config) -> Survey:
         # damaged class pictures are replaced, and missing ones made: only captions could stop the run
         classes = find_pictures(Path(data.class_data_dir), may_be_empty=True)
         strays = folders.strays(config, "class_data_dir", (s.path for s in classes.sources))
-        problems += [f"--class_data_dir: {problem}" for problem in (*classes.problems, *strays)]
+        problems += [under_flag(problem, "class_data_dir") for problem in (*classes.problems, *strays)]
     if not problems:
         problems += _held_out_problems(config, subject)
     if not problems and not check_values(config):
         problems += _length_problems(config, subject)
-    flag = "--instance_data_dir" if data.dataset_name is None else "--dataset_name"
-    return Survey(found, subject, [p if p.startswith("--") else f"{flag}: {p}" for p in problems])
+    flag = "instance_data_dir" if data.dataset_name is None else "dataset_name"
+    return Survey(found, subject, [under_flag(problem, flag) for problem in problems])
 
 
-def _held_out_problems(config: Config, subject: Inspection) -> list[str]:
+def _held_out_problems(config: Config, subject: Inspection) -> list[Problem]:
     """Problems with the pictures of the validation loss."""
     folder, share = config.validation.validation_data_dir, config.validation.validation_share
     if folder is not None:
-        # that the folder is missing, the check of the settings has told
+        # check_files reports a missing folder
         seen = held_out_pictures(config, subject) if os.path.isdir(folder) else Inspection((), (), ())
         problems = [*seen.problems, *folders.strays(config, "validation_data_dir", (p.path for p in seen.pictures))]
-        return [p if p.startswith("--") else f"--validation_data_dir: {p}" for p in problems]
+        return [under_flag(problem, "validation_data_dir") for problem in problems]
     places = sorted(held_out_place(picture) for picture in subject.pictures)
     if share > 0 and places[0] >= share:
         smallest = math.ceil(places[0] * 1000 + 1e-6) / 1000
         hint = f"{smallest} holds out one" if smallest < 1 and places[-1] >= smallest else "use --validation_data_dir"
-        return [f"--validation_share {share}: holds out none of the {len(places)} pictures; {hint}"]
+        return [
+            Problem(
+                f"--validation_share {share}: holds out none of the {len(places)} pictures; {hint}",
+                flag="validation_share",
+            )
+        ]
     if share > 0 and places[-1] < share:
-        return [f"--validation_share {share}: holds out all {len(places)} pictures; nothing is left to train on"]
+        return [
+            Problem(
+                f"--validation_share {share}: holds out all {len(places)} pictures; nothing is left to train on",
+                flag="validation_share",
+            )
+        ]
     return []
 
 
-def _length_problems(config: Config, subject: Inspection) -> list[str]:
+def _length_problems(config: Config, subject: Inspection) -> list[Problem]:
     """Problems with the number of examples and steps, which without the pictures cannot be known."""
     optim, repeats = config.optim, config.data.repeats
     trained = trained_pictures(config, subject)
     if repeats > 1 and repeats * len(trained) > MOST_EXAMPLES:
         return [
-            f"--repeats {repeats}: makes {repeats * len(trained)} examples of the {len(trained)} pictures; at most"
-            f" {MOST_EXAMPLES} are possible"
+            Problem(
+                f"--repeats {repeats}: makes {repeats * len(trained)} examples of the {len(trained)} pictures; at most"
+                f" {MOST_EXAMPLES} are possible",
+                flag="repeats",
+            )
         ]
     if optim.max_train_steps is not None:
         return []
@@ -98,10 +112,19 @@ def _length_problems(config: Config, subject: Inspection) -> list[str]:
     batch = global_batch(config, number_of_devices())
     steps = DrawOrder(seed=config.output.seed, global_batch=batch, groups=groups).steps(optim.num_train_epochs)
     if steps > MOST_STEPS:
-        return [f"--num_train_epochs {optim.num_train_epochs}: makes {steps} steps; at most {MOST_STEPS} are possible"]
+        return [
+            Problem(
+                f"--num_train_epochs {optim.num_train_epochs}: makes {steps} steps; at most {MOST_STEPS} are possible",
+                flag="num_train_epochs",
+            )
+        ]
     if optim.lr_warmup_steps > steps:
         return [
-            f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --num_train_epochs"
-            f" {optim.num_train_epochs}, which has {steps} steps; shorten the warm-up"
+            Problem(
+                f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --num_train_epochs"
+                f" {optim.num_train_epochs}, which has {steps} steps; shorten the warm-up",
+                flag="lr_warmup_steps",
+                also=("num_train_epochs",),
+            )
         ]
     return []

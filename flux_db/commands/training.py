@@ -26,8 +26,9 @@ def train(argv: list[str]) -> NoReturn:
 def check_run(argv: list[str]) -> int:
     """Report what a run would do: pictures, problems, steps, contact sheet; takes the trainer's flags."""
     from flux_db.check import dry_run
+    from flux_db.training.prepare import demand_resumable
 
-    return dry_run.run(read_config(argv))
+    return dry_run.run(read_config(argv), demand_resumable)
 
 
 def prepare(argv: list[str]) -> None:

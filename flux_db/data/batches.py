@@ -120,7 +120,7 @@ class BatchSource:
             "index": np.int32(timestep_index(u, self.num_timesteps)),
             "prompt_embeds": prompt["prompt_embeds"],
             "pooled_prompt_embeds": prompt["pooled_prompt_embeds"],
-            "dropout_key": np.int32(self._rng(k, Purpose.DROPOUT, stream_id).integers(-(2**31), 2**31)),
+            "dropout_key": stream.dropout_key(self.config.output.seed, k, stream_id),
         }
         return row | ({"mask": self._loss_weights(mask, latent)} if self.dataset.masked else {})
 

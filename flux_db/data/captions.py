@@ -17,6 +17,7 @@ from pathlib import Path
 
 from flux_db.errors import UserError
 from flux_db.files import read_text, text_problem
+from flux_db.problem import Kind, Problem
 
 # A caption has a few hundred bytes, and a dataset up to some hundred thousand of them.
 CAPTION_LIMIT = 2**20
@@ -31,7 +32,7 @@ TEXT_COLUMNS = ("text", "prompt")
 class Captions:
     by_picture: dict[Path, str]
     """Pictures without a caption are absent."""
-    warnings: dict[Path, tuple[str, ...]]
+    warnings: dict[Path, tuple[Problem, ...]]
     problems: tuple[str, ...]
     files: frozenset[Path]
     """The files that captions were read from."""
@@ -53,7 +54,7 @@ def read_captions(files: Sequence[Path], pictures: Sequence[Path]) -> Captions:
     rows = _metadata_rows(metadata, pictures, problems)
 
     by_picture: dict[Path, str] = {}
-    warnings: dict[Path, tuple[str, ...]] = {}
+    warnings: dict[Path, tuple[Problem, ...]] = {}
     for picture in pictures:
         candidates = []
         if picture in sidecars:
@@ -65,8 +66,9 @@ def read_captions(files: Sequence[Path], pictures: Sequence[Path]) -> Captions:
             candidates.append((rows[picture].place, rows[picture].text))
         if text := next((text for _, text in candidates if text), None):
             by_picture[picture] = text
-        if empty := tuple(f"empty caption in {place}" for place, text in candidates if not text):
-            warnings[picture] = empty
+        empty = [place for place, text in candidates if not text]
+        if empty:
+            warnings[picture] = tuple(Problem(f"empty caption in {place}", kind=Kind.EMPTY_CAPTION) for place in empty)
     return Captions(by_picture, warnings, tuple(dict.fromkeys(problems)), frozenset([*sidecars.values(), *metadata]))
 
 

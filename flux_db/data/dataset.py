@@ -23,6 +23,7 @@ from flux_db.data.selection import (
     trained_pictures,
 )
 from flux_db.errors import UserError
+from flux_db.problem import Kind, Problem
 from flux_db.settings.derived import fill_trigger
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -93,14 +94,14 @@ class Dataset:
 
 
 def number_of_devices() -> int:
-    """As msrun tells its processes; 1 without it."""
-    told = os.environ.get("MS_WORKER_NUM", "1")
-    if not re.fullmatch("[1-9][0-9]{0,5}", told):
-        raise UserError(f"MS_WORKER_NUM={told}: msrun sets this variable to the number of devices; unset it")
-    return int(told)
+    """As msrun sets it for its processes; 1 without it."""
+    given = os.environ.get("MS_WORKER_NUM", "1")
+    if not re.fullmatch("[1-9][0-9]{0,5}", given):
+        raise UserError(f"MS_WORKER_NUM={given}: msrun sets this variable to the number of devices; unset it")
+    return int(given)
 
 
-def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, list[str]]:
+def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, list[Problem]]:
     """The data of a run, and warnings about it. Class pictures beyond --num_class_images are left out.
 
     `seen`: the pictures of the subject, if they were looked at already.
@@ -114,7 +115,7 @@ def read_dataset(config: Config, seen: Survey | None = None) -> tuple[Dataset, l
     masks = masks_in_use(config, found.folder, trained)
     warnings = [*subject.warnings, *_scaled_up(config, trained, sizes), *masks.warnings, *held_out.warnings]
     known = {p.digest for p in trained}
-    warnings += [f"{p.path}: held out, but also trained on" for p in held_out.pictures if p.digest in known]
+    warnings += [Problem("held out, but also trained on", path=p.path) for p in held_out.pictures if p.digest in known]
     examples = [
         _example(
             p, fill_trigger(p.caption or data.instance_prompt, config), config, sizes, masks.by_picture.get(p.path)
@@ -158,15 +159,16 @@ def choose_sizes(config: Config, pictures: Sequence[Picture]) -> list[Size]:
     return buckets.parse(data.aspect_ratio_buckets)
 
 
-def _scaled_up(config: Config, pictures: Sequence[Picture], sizes: Sequence[Size]) -> list[str]:
-    """Warnings about small pictures, if there are buckets; otherwise they were told with the picture."""
+def _scaled_up(config: Config, pictures: Sequence[Picture], sizes: Sequence[Size]) -> list[Problem]:
+    """Warnings about small pictures, if there are buckets; without them the picture has its warning already."""
     if not config.data.aspect_ratio_buckets:
         return []
     warnings = []
     for picture in pictures:
         size, bucket = picture.size, buckets.nearest(picture.size, sizes)
         if size.width < bucket.width or size.height < bucket.height:
-            warnings.append(f"{picture.path}: {size} is smaller than its bucket, {bucket}, and will be scaled up")
+            text = f"{size} is smaller than its bucket, {bucket}, and will be scaled up"
+            warnings.append(Problem(text, path=picture.path, kind=Kind.SMALL))
     return warnings
 
 

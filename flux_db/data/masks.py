@@ -21,6 +21,7 @@ from flux_db.data.pictures import EXTENSIONS, MASK_SUFFIX, Picture
 from flux_db.data.pixels import crop_box, load_unchanged, load_upright, to_rgb
 from flux_db.errors import UserError
 from flux_db.files import PICTURE_LIMIT, read_bytes
+from flux_db.problem import Problem
 from flux_db.size import Size
 
 BLACK = (0, 0, 0)
@@ -49,7 +50,7 @@ class Masks(NamedTuple):
     by_picture: dict[Path, Mask]
     """Pictures without a mask are absent."""
     problems: tuple[str, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[Problem, ...]
 
 
 # ---- finding ----
@@ -71,9 +72,11 @@ def find_masks(pictures: Sequence[Picture], folder: Path, mask_dir: Path | None,
     by_picture = {p.path: found[0] for p, found in zip(pictures, results, strict=True) if isinstance(found, tuple)}
     problems += [problem for found in results if isinstance(found, UserError) for problem in found.problems]
     if mask_dir and not set(named.values()) & set(files.values()) and not problems:
-        problems.append(f"--mask_dir {mask_dir}: no mask has the name of a picture; dog1.png is the mask of dog1.jpg")
+        text = f"--mask_dir {mask_dir}: no mask has the name of a picture; dog1.png is the mask of dog1.jpg"
+        problems.append(Problem(text, flag="mask_dir"))
     if alpha_mask and not any(mask.is_alpha for mask in by_picture.values()) and not problems:
-        problems.append("--alpha_mask: no picture without another mask has an alpha channel; leave the flag out")
+        text = "--alpha_mask: no picture without another mask has an alpha channel; leave the flag out"
+        problems.append(Problem(text, flag="alpha_mask"))
     return Masks(by_picture, tuple(problems), _warnings(pictures, by_picture, results, named, sidecars, files))
 
 
@@ -84,16 +87,16 @@ def _warnings(
     named: dict[str, Path],
     sidecars: dict[str, Path],
     files: dict[Picture, Path | None],
-) -> tuple[str, ...]:
-    warnings = [f"{found[0].path}: {found[1]}" for found in results if isinstance(found, tuple) and found[1]]
+) -> tuple[Problem, ...]:
+    warnings = [Problem(f[1], path=f[0].path) for f in results if isinstance(f, tuple) and f[1]]
     if by_picture:
         warnings += [
-            f"{picture.path}: has no mask; all of it counts fully"
+            Problem("has no mask; all of it counts fully", path=picture.path)
             for picture, found in zip(pictures, results, strict=True)
             if found is None
         ]
     unused = sorted({*named.values(), *sidecars.values()} - set(files.values()))
-    return (*warnings, *(f"{path}: a mask without a picture" for path in unused))
+    return (*warnings, *(Problem("a mask without a picture", path=path) for path in unused))
 
 
 def _named_masks(folder: Path, problems: list[str]) -> dict[str, Path]:
@@ -106,7 +109,8 @@ def _named_masks(folder: Path, problems: list[str]) -> dict[str, Path]:
                 continue
             first = masks.setdefault(_mask_name(os.path.relpath(path, folder)), path)
             if first != path:
-                problems.append(f"--mask_dir: {first} and {path} are masks of the same picture; keep one")
+                text = f"--mask_dir: {first} and {path} are masks of the same picture; keep one"
+                problems.append(Problem(text, flag="mask_dir"))
     return masks
 
 

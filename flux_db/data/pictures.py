@@ -17,6 +17,7 @@ from flux_db.data.pixels import blame, decode, demand_picture
 from flux_db.errors import UserError
 from flux_db.file_memo import FileMemo, identity_of
 from flux_db.files import PICTURE_LIMIT, read_bytes
+from flux_db.problem import Kind, Problem
 from flux_db.size import Size
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -25,7 +26,6 @@ MASK_SUFFIX = ".mask.png"
 MAX_DEPTH = 100
 # Fewer pictures are checked before anyone would look at a progress bar.
 PROGRESS_FROM = 200
-SAME, ALIKE, SMALL = "the same picture as", "looks like", "is smaller than"
 
 # Each may hold a picture of MAX_PIXELS.
 _DECODING_THREADS = min(4, os.cpu_count() or 1)
@@ -38,7 +38,7 @@ class Source:
     path: Path
     caption: str | None
     """None: the instance prompt serves."""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class Picture:
     digest: str
     """SHA-256 of the file."""
     perceptual_hash: bytes = b""
-    """Perceptual hash; empty for a picture of one colour."""
-    warnings: tuple[str, ...] = ()
+    """Empty for a picture of one colour."""
+    warnings: tuple[Problem, ...] = ()
 
 
 class Inspection(NamedTuple):
     pictures: tuple[Picture, ...]
     problems: tuple[str, ...]
     """All of them, those of finding the pictures included; trainable if empty."""
-    warnings: tuple[str, ...]
+    warnings: tuple[Problem, ...]
 
 
 # ---- finding ----
@@ -150,9 +150,13 @@ def inspect_pictures(found: Found, resolution: int, memo: FileMemo | None = None
         results = list(tqdm(results, "checking", len(found.sources), unit="picture", leave=False, disable=few))
     pictures = _mark_duplicates([result for result in results if isinstance(result, Picture)])
     problems = [problem for result in results if isinstance(result, UserError) for problem in result.problems]
-    warnings = [f"{picture.path}: {warning}" for picture in pictures for warning in picture.warnings]
+    warnings = [
+        Problem(warning.text, path=picture.path, kind=warning.kind)
+        for picture in pictures
+        for warning in picture.warnings
+    ]
     if found.ignored:
-        warnings.append(f"{found.folder}: other files, left alone: {len(found.ignored)}")
+        warnings.append(Problem(f"other files, left alone: {len(found.ignored)}", path=found.folder))
     return Inspection(tuple(pictures), (*found.problems, *problems), tuple(warnings))
 
 
@@ -172,7 +176,8 @@ def _inspect(source: Source, resolution: int, memo: FileMemo) -> Picture | UserE
     size, digest, hash_ = known
     warnings = source.warnings
     if min(size) < resolution:
-        warnings += (f"{size} {SMALL} {resolution} on the short side and will be scaled up",)
+        text = f"{size} is smaller than {resolution} on the short side and will be scaled up"
+        warnings += (Problem(text, kind=Kind.SMALL),)
     return Picture(source.path, source.caption, size, digest, hash_, warnings)
 
 
@@ -195,8 +200,10 @@ def _mark_duplicates(pictures: Sequence[Picture]) -> list[Picture]:
     ):
         original = first.setdefault(picture.digest, picture)
         if original is not picture:
-            picture = replace(picture, warnings=(*picture.warnings, f"{SAME} {original.path}"))
+            warning = Problem(f"the same picture as {original.path}", kind=Kind.SAME)
+            picture = replace(picture, warnings=(*picture.warnings, warning))
         elif alike is not None:
-            picture = replace(picture, warnings=(*picture.warnings, f"{ALIKE} {pictures[alike].path}"))
+            warning = Problem(f"looks like {pictures[alike].path}", kind=Kind.ALIKE)
+            picture = replace(picture, warnings=(*picture.warnings, warning))
         marked.append(picture)
     return marked

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from flux_db.data import near_duplicates
 from flux_db.errors import UserError
@@ -25,24 +25,15 @@ _opening = threading.Lock()
 
 MAX_PIXELS = 128_000_000
 WHITE = (255, 255, 255)
+# EXIF orientations of pictures whose height and width are exchanged.
+SIDEWAYS = (5, 6, 7, 8)
 
 
 # By name, because PIL would otherwise hand a PostScript file called .jpg to Ghostscript.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 
 
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
-# The values that stand for white in the modes deeper than 8 bits; the first that is not exceeded is taken.
+# The values of white in the modes deeper than 8 bits; the first that is not exceeded is taken.
 _WHITE_LEVELS = {"I;16": (65535,), "I;16B": (65535,), "I": (65535,), "F": (1, 255, 65535)}
 
 
@@ -62,9 +53,9 @@ def decode(data: bytes, path: Path) -> tuple[Size, bytes]:
         reduced = image.draft(image.mode, (near_duplicates.SIDE, near_duplicates.SIDE))
         thumb = near_duplicates.thumbnail(to_rgb(image))
         size = full_size if reduced else Size.of(image)  # decoding may change it: PIL itself turns TIFFs upright
-        turn = _UPRIGHT.get(_orientation(image))
-        hash_ = near_duplicates.perceptual_hash(thumb if turn is None else thumb.transpose(turn))
-        return Size(*reversed(size)) if _orientation(image) >= 5 else size, hash_
+        orientation = _orientation(image)
+        hash_ = near_duplicates.perceptual_hash(_upright(thumb, orientation))
+        return Size(*reversed(size)) if orientation in SIDEWAYS else size, hash_
 
 
 def load_rgb(path: Path, background: tuple[int, int, int] = WHITE) -> Image.Image:
@@ -81,16 +72,14 @@ def load_unchanged(path: Path, digest: str) -> Image.Image:
             raise UserError(f"{path}: has changed since the run looked at it; start again, to use it as it is now")
         with _open(io.BytesIO(data), path) as image:
             image.load()
-            turn = _UPRIGHT.get(_orientation(image))
-            return image.copy() if turn is None else image.transpose(turn)
+            return _upright(image, _orientation(image))
 
 
 def load_upright(path: Path) -> Image.Image:
     """The picture upright, in the mode it was saved in (so with its alpha channel)."""
     with blame(path), open_regular(path) as stream, _open(stream, path) as image:
         image.load()
-        turn = _UPRIGHT.get(_orientation(image))
-        return image.copy() if turn is None else image.transpose(turn)
+        return _upright(image, _orientation(image))
 
 
 def to_rgb(image: Image.Image, background: tuple[int, int, int] = WHITE) -> Image.Image:
@@ -136,6 +125,15 @@ def _orientation(image: Image.Image) -> int:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # damaged EXIF raises anything, and is no reason to refuse a good picture
         return 1
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    """A copy, turned as its EXIF says; `orientation` was read with care."""
+    if orientation == 1:
+        return image.copy()
+    image.info.pop("exif", None)  # or it would be written anew, which fails if another tag of it is damaged
+    image.getexif()[ExifTags.Base.Orientation] = orientation
+    return ImageOps.exif_transpose(image)
 
 
 @contextmanager

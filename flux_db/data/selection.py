@@ -13,6 +13,7 @@ from flux_db.data.masks import Masks, find_masks
 from flux_db.data.pictures import Found, Inspection, Picture, Source, find_pictures, inspect_pictures
 from flux_db.file_memo import FileMemo, open_memo
 from flux_db.output_folder import PICTURES_SEEN
+from flux_db.problem import Problem
 from flux_db.settings.derived import cache_path, has_trigger
 from flux_db.settings.schema import Config
 
@@ -30,7 +31,7 @@ def inspect_subject(config: Config, found: Found) -> Inspection:
 
 
 def _warn_below(config: Config) -> int:
-    """The short side below which a picture is scaled up; with buckets it depends on the shape, and is told later."""
+    """The short side below which a picture is scaled up; with buckets it depends on the shape, and is found later."""
     return 0 if config.data.aspect_ratio_buckets else config.data.resolution
 
 
@@ -53,7 +54,8 @@ def _with_trigger_checked(config: Config, found: Found) -> Found:
     if without_word:
         shown = ", ".join(str(path) for path in without_word[:FILES_NAMED])
         more = f" and {len(without_word) - FILES_NAMED} more" if len(without_word) > FILES_NAMED else ""
-        problem = f"--trigger_word is missing: {{trigger}} stands in the captions of {shown}{more}"
+        text = f"--trigger_word is missing: {{trigger}} is in the captions of {shown}{more}"
+        problem = Problem(text, flag="trigger_word")
         found = replace(found, problems=(*found.problems, problem))
     return found
 
@@ -68,7 +70,7 @@ def trained_pictures(config: Config, subject: Inspection) -> list[Picture]:
 
 
 def held_out_place(picture: Picture) -> float:
-    """Where a picture stands between 0 and 1, by its content alone; below --validation_share it is held out."""
+    """From 0 to 1, by the picture's content alone; below --validation_share the picture is held out."""
     return int(hashlib.sha256(f"held out {picture.digest}".encode()).hexdigest()[:12], 16) / 16**12
 
 
@@ -98,4 +100,4 @@ class Survey(NamedTuple):
 
     found: Found | None
     subject: Inspection | None
-    problems: list[str]
+    problems: list[Problem]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import mindspore as ms
@@ -67,7 +69,8 @@ def check_all(devices: int, device: str, megabytes: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="flux_db-doctor-") as folder, Supervisor(Path(folder)) as supervisor:
         file = Path(folder) / "row.json"
         words = ["doctor", "--device", device, "--all_reduce_mb", str(megabytes), "--row_file", str(file)]
-        code = supervisor.run_workers([child.MAIN, *words], Devices(devices=devices), 0)
+        with redirect_stdout(sys.stderr):  # a worker's log is shown; stdout is for the results
+            code = supervisor.run_workers([child.MAIN, *words], Devices(devices=devices), 0)
         if code or not file.exists():
             return [judged(CHECK, False, f"the workers ended with exit code {code}", "see their messages above")]
         row = Row(**json.loads(file.read_text()))

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from flux_db.doctor.result import Row, judged, not_here
 from flux_db.model.device import AscendFacts, Card, cann_warning, first_line, why_no_ascend
 
@@ -47,12 +49,6 @@ def installed() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "missing"
     return found
-
-
-def available_memory(meminfo: str) -> int:
-    """Bytes that a new program can have, from the text of /proc/meminfo; 0 if it does not say."""
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
 
 
 def npu_smi() -> str | None:
@@ -135,8 +131,6 @@ def disk(free: int, folder: Path) -> Row:
 def check_all(facts: AscendFacts, device: str, found: Card | None) -> list[Row]:
     text = npu_smi()
     processes = card_processes(text) if text else None
-    meminfo = Path("/proc/meminfo")
-    available = available_memory(meminfo.read_text()) if meminfo.exists() else 0
     folder = Path.cwd()
     return [
         versions(installed()),
@@ -144,6 +138,6 @@ def check_all(facts: AscendFacts, device: str, found: Card | None) -> list[Row]:
         driver(facts),
         card(facts, found),
         free_card_memory(found, processes),
-        host_memory(available, device),
+        host_memory(psutil.virtual_memory().available, device),
         disk(shutil.disk_usage(folder).free, folder),
     ]

@@ -1,10 +1,11 @@
 """The operators that training is made of, computed on the device and compared with numpy.
 
-`attention`, `dropout_cell` and `dropout_reference` are the only places that know how the model computes these.
+`attention`, `rms_norm`, `gelu` and `dropout_reference` are the only places that know how the model computes these.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mindspore as ms
@@ -12,7 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from flux_db.doctor.result import Row, judged, not_here, timed
-from flux_db.model import adapter, operators
+from flux_db.model import device_kernels, dropout, formulations
 from flux_db.model.optim import FixedSum, flatten
 from flux_db.model.runtime import DTYPES, Runtime
 
@@ -27,32 +28,29 @@ TOLERANCE = {"no": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
 # --- how the model computes ------------------------------------------------------------------------------------------
 
 
-def attention(device: str, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Attention over [B, H, S, D], as the model on this device computes it."""
-    if device == "CPU":
-        return operators.softmax_attention(query, key, value, scale)
-    heads = query.shape[1]
-    return ops.flash_attention_score(query, key, value, heads, scalar_value=scale, input_layout="BNSD")
+def attention(device: str) -> Callable[..., Tensor]:
+    """(cell, query, key, value, scale) over [B, H, S, D]."""
+    return device_kernels.attend_on_cpu if device == "CPU" else device_kernels.attend_on_ascend
 
 
-def dropout_cell(p: float, layer: int, key: np.ndarray) -> nn.Cell:
-    parameter = Parameter(Tensor(key, ms.int32), name="dropout_key", requires_grad=False)
-    return adapter.StepDropout(p, layer, parameter).set_train(True)
+def rms_norm(device: str) -> Callable[..., Tensor]:
+    """(cell with weight, bias and eps, x)"""
+    return device_kernels.rms_norm_on_cpu if device == "CPU" else device_kernels.rms_norm_on_ascend
+
+
+def gelu(device: str) -> Callable[..., Tensor]:
+    """(cell, x)"""
+    return device_kernels.activate_on_cpu if device == "CPU" else device_kernels.activate_on_ascend
 
 
 def dropout_reference(p: float, layer: int, key: np.ndarray, tokens: int, channels: int) -> np.ndarray:
-    """Which entries [B, tokens, channels] are kept, in numpy."""
-    with np.errstate(over="ignore"):
-        state = _mix(key.astype(np.uint32).reshape(-1, 1, 1) + np.uint32(layer * 668265261 % 2**32))
-        state = _mix(state + np.arange(tokens, dtype=np.uint32).reshape(1, -1, 1) * np.uint32(374761393))
-        state = _mix(state + np.arange(channels, dtype=np.uint32).reshape(1, 1, -1) * np.uint32(1274126177))
-    return (state & np.uint32(0xFFFFFF)) < int((1.0 - p) * 2**24)
-
-
-def _mix(h: np.ndarray) -> np.ndarray:
-    h = (h ^ ((h >> np.uint32(15)) & np.uint32(0x1FFFF))) * np.uint32(739982445)
-    h = (h ^ ((h >> np.uint32(12)) & np.uint32(0xFFFFF))) * np.uint32(695872825)
-    return h ^ ((h >> np.uint32(15)) & np.uint32(0x1FFFF))
+    """Which entries [B, tokens, channels] are kept, in whole numbers."""
+    key_factor, token_factor, addend = dropout.layer_table(layer).astype(np.int64)
+    per_token = dropout.token_table(tokens).astype(np.int64) * token_factor + addend
+    state = (key.astype(np.int64)[:, None, :] * key_factor + per_token) % dropout.MODULUS
+    r0, r1, r2 = np.split(state**3 % dropout.MODULUS, dropout.NUMBERS, axis=2)
+    first, second = dropout.channel_table(channels).astype(np.int64)
+    return (r0 * first + r1 * second + r2) % dropout.MODULUS < dropout.threshold(p)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -121,13 +119,13 @@ def overflow() -> Row:
 class AttentionWithGradient(nn.Cell):
     def __init__(self, device: str, scale: float, weight: Tensor) -> None:
         super().__init__()
-        self.device = device
+        self.attention = attention(device)
         self.scale = scale
         self.weight = weight
         self.gradient = ops.GradOperation(get_all=True)
 
     def forward(self, query, key, value):
-        return attention(self.device, query, key, value, self.scale)
+        return self.attention(self, query, key, value, self.scale)
 
     def total(self, query, key, value):
         return (self.forward(query, key, value) * self.weight).sum()
@@ -165,31 +163,87 @@ def attention_at_head_size(device: str, precision: str) -> Row:
     )
 
 
+class Normed(nn.Cell):
+    def __init__(self, device: str, gain: Tensor) -> None:
+        super().__init__()
+        self.function = rms_norm(device)
+        self.weight, self.bias, self.eps = Parameter(gain, name="weight"), None, 1e-6
+
+    def construct(self, x):
+        return self.function(self, x)
+
+
+class Activated(nn.Cell):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.function = gelu(device)
+
+    def construct(self, x):
+        return self.function(self, x)
+
+
+def norm_and_gelu(device: str, precision: str) -> Row:
+    """The two kernels that are fused on Ascend."""
+    x, gain, dtype = draw(64, HEAD_SIZE), draw(HEAD_SIZE, seed=1), DTYPES[precision]
+    given, factor = rounded(x, precision), rounded(gain, precision)
+    normed = as_float32(Normed(device, Tensor(gain).astype(dtype))(Tensor(x).astype(dtype)))
+    activated = as_float32(Activated(device)(Tensor(x).astype(dtype)))
+    wanted = given / np.sqrt((given**2).mean(-1, keepdims=True) + 1e-6) * factor
+    inner = math.sqrt(2 / math.pi) * (given + 0.044715 * given**3)
+    errors = relative_error(normed, wanted), relative_error(activated, 0.5 * given * (1 + np.tanh(inner)))
+    told = "errors RMSNorm {:.1e}, GELU {:.1e}".format(*errors)
+    holds = max(errors) <= TOLERANCE[precision]
+    return judged(
+        f"RMSNorm and GELU, {precision}", holds, told, "these kernels are wrong here: try another CANN version"
+    )
+
+
 def int_products() -> Row:
     rng = np.random.default_rng(3)
     a, b = rng.integers(0, 46340, (2, 100_000)).astype(np.int32)  # products below 2^31
     wrong = int((Graph(ops.mul)(Tensor(a), Tensor(b)).asnumpy() != a * b).sum())
     return judged(
-        "int32 products", wrong == 0, f"{wrong} of {a.size} wrong", "dropout masks are wrong: no --lora_dropout"
+        "int32 products",
+        wrong == 0,
+        f"{wrong} of {a.size} wrong",
+        "whole numbers are wrong here: try another CANN version",
     )
 
 
 def dropout_mask() -> Row:
-    p, layer, key = 0.3, 3, np.array([12345, 2**30 + 7], np.int32)
-    x = np.ones((2, 24, 256), np.float32)
-    kept = dropout_cell(p, layer, key)(Tensor(x)).asnumpy() != 0
+    p, layer = 0.3, 17
+    key = np.random.default_rng(5).integers(0, dropout.MODULUS, (2, dropout.NUMBERS)).astype(np.float32)
+    parameter = Parameter(Tensor(key), name="dropout_key", requires_grad=False)
+    cell = dropout.StepDropout(p, layer, parameter).set_train(True)
+    kept = cell(Tensor(np.ones((2, 24, 256), np.float32))).asnumpy() != 0
     wrong = int((kept != dropout_reference(p, layer, key, 24, 256)).sum())
     told = f"{wrong} of {kept.size} wrong, {kept.mean():.3f} kept"
     return judged("dropout mask", wrong == 0, told, "do not use --lora_dropout here")
 
 
+class Buckets(nn.Cell):
+    """T5's relative position bias, with each bucket's number as its embedding: the result is the table of buckets."""
+
+    relative_attention_num_buckets = 32
+    relative_attention_max_distance = 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = np.arange(self.relative_attention_num_buckets, dtype=np.float32)
+        table = Tensor(np.stack([numbers, numbers], axis=1))
+        self.relative_attention_bias = nn.Embedding(*table.shape, embedding_table=table)
+
+    def construct(self, x):
+        return formulations.t5_compute_bias(self, x.shape[0], x.shape[0])
+
+
 def t5_buckets() -> Row:
-    """The embedding of the bucket table: its rows are their numbers, so that the result is the table."""
-    length, count = 96, 32
-    table = operators.relative_buckets(length, length, count, 128)
-    rows = np.repeat(np.arange(count, dtype=np.float32)[:, None], 4, axis=1)
-    found = Graph(_rows_of)(Tensor(rows), Tensor(table)).asnumpy()
-    wrong = int((found != table[..., None]).sum())
+    cell = Buckets()
+    wanted = formulations.relative_buckets(
+        96, 96, cell.relative_attention_num_buckets, cell.relative_attention_max_distance
+    )
+    found = cell(Tensor(np.zeros(96, np.float32))).asnumpy()
+    wrong = int((found != wanted).sum())
     return judged("T5 buckets", wrong == 0, f"{wrong} of {found.size} wrong", "prompts would be encoded wrongly")
 
 
@@ -227,6 +281,7 @@ def check_all(runtime: Runtime) -> list[Row]:
         timed(f"attention, head {HEAD_SIZE}, {p}", lambda p=p: attention_at_head_size(runtime.device, p))
         for p in precisions
     ]
+    rows += [timed(f"RMSNorm and GELU, {p}", lambda p=p: norm_and_gelu(runtime.device, p)) for p in precisions]
     if runtime.device == "CPU":
         rows.append(not_here("bf16", "the CPU backend has no bf16 kernels"))
     checks = {

@@ -17,8 +17,9 @@ from flux_db.model import adapter, loading, optim
 from flux_db.model.runtime import DTYPES, Runtime
 from flux_db.settings.schema import LoraConfig, OptimConfig
 from flux_db.step_inputs import StepInputs
+from flux_db.stream import dropout_key
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
-from flux_db.training.build import FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW, recompute_blocks
+from flux_db.training.build import FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW
 
 CHANNELS, SIDE, TOKENS = 16, 16, 32
 MICRO_STEPS, ACCUMULATION = 4, 2
@@ -67,7 +68,7 @@ def batch(number: int) -> StepInputs:
         index=np.array([200 + 100 * number], np.int32),
         prompt_embeds=normal(1, TOKENS, TRANSFORMER["joint_attention_dim"]),
         pooled_prompt_embeds=normal(1, TRANSFORMER["pooled_projection_dim"]),
-        dropout_key=np.array([number], np.int32),
+        dropout_key=dropout_key(0, number)[None],
         lr=np.array(1e-3, np.float32),
         boundary=np.array(number % ACCUMULATION == ACCUMULATION - 1),
     )
@@ -77,10 +78,12 @@ def train(runtime: Runtime, model: Path, precision: str, *, recompute: bool) -> 
     """Two updates of two micro-steps each."""
     dtype = DTYPES[precision]
     transformer = loading.load_transformer(model, dtype)
-    key = adapter.inject(transformer, LoraConfig(rank=4), seed=0)
-    if recompute:
-        recompute_blocks(transformer)
+    lora = LoraConfig(rank=4, lora_dropout=0.1)
+    key = adapter.inject(transformer, lora, 0, dtype=dtype)
+    for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks) if recompute else ():
+        block.recompute()
     weights = list(adapter.parameters(transformer).values())
+    values = adapter.start_values(transformer, lora, 0)
     sigmas, timesteps = loading.training_table(model)
     settings = StepSettings(
         sigmas=sigmas,
@@ -94,7 +97,7 @@ def train(runtime: Runtime, model: Path, precision: str, *, recompute: bool) -> 
         dtype=dtype,
     )
     scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW) if precision == "fp16" else None
-    optimizer = optim.build_optimizer(weights, OptimConfig())
+    optimizer = optim.build_optimizer(weights, OptimConfig(), values)
     step = TrainStepForFluxDevDB(transformer, optimizer, settings, loss_scaler=scaler, dropout_key=key).set_train(True)
     on_ascend = runtime.device == "Ascend"
     if on_ascend:
@@ -103,7 +106,7 @@ def train(runtime: Runtime, model: Path, precision: str, *, recompute: bool) -> 
     losses = [float(result[0]) for n, result in enumerate(results) if n % ACCUMULATION == ACCUMULATION - 1]
     return Trained(
         losses,
-        np.concatenate([w.asnumpy().reshape(-1) for w in weights]),
+        np.concatenate([value.reshape(-1) for value in optimizer.values()]),
         ms.hal.max_memory_allocated() if on_ascend else 0,
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from flux_db.errors import UserError
+from flux_db.model.dropout import NUMBERS, StepDropout
 from flux_db.model.quiet import quiet
 from flux_db.settings.schema import LoraConfig
 from flux_db.stream import Purpose, generator
@@ -17,8 +18,10 @@ from flux_db.stream import Purpose, generator
 ADAPTER = "default"
 
 
-def inject(transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1) -> Parameter | None:
-    """Give the transformer a trainable LoRA in fp32. Returns what dropout masks hang on, [samples], or None."""
+def inject(
+    transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1, dtype: ms.Type = ms.float32
+) -> Parameter | None:
+    """Give the transformer a trainable LoRA that computes in `dtype`. Returns the dropout keys of a batch, or None."""
     with quiet():
         from mindone.peft import LoraConfig as PeftConfig
 
@@ -32,11 +35,16 @@ def inject(transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1
             ADAPTER,
         )
     _forget_compiled(transformer)
-    for name, parameter in parameters(transformer).items():
-        parameter.set_dtype(ms.float32)
-        parameter.set_data(Tensor(_start_value(name, parameter.shape, config.rank, seed)))
+    for value, parameter in zip(start_values(transformer, config, seed), parameters(transformer).values(), strict=True):
+        parameter.set_dtype(dtype)
+        parameter.set_data(Tensor(value).astype(dtype))
         parameter.requires_grad = True
     return _add_dropout(transformer, config.lora_dropout, samples) if config.lora_dropout > 0 else None
+
+
+def start_values(transformer: nn.Cell, config: LoraConfig, seed: int) -> list[np.ndarray]:
+    """The LoRA's first weights in fp32, in the order of `parameters`."""
+    return [_start_value(name, p.shape, config.rank, seed) for name, p in parameters(transformer).items()]
 
 
 def parameters(transformer: nn.Cell) -> dict[str, Parameter]:
@@ -72,69 +80,47 @@ def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def to_state_dict(transformer: nn.Cell, config: LoraConfig) -> dict[str, np.ndarray]:
-    """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha: all loaders read it."""
-    tensors = {f"transformer.{name}.weight": p.asnumpy().copy() for name, p in parameters(transformer).items()}
+def to_state_dict(
+    transformer: nn.Cell, config: LoraConfig, values: Sequence[np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha: all loaders read it.
+
+    `values` are the optimizer's own, in the order of `parameters`; the layers may hold them in half precision only.
+    """
+    own = parameters(transformer)
+    if values is None:
+        values = [p.astype(ms.float32).asnumpy().copy() for p in own.values()]
+    tensors = {f"transformer.{name}.weight": value for name, value in zip(own, values, strict=True)}
     if config.alpha != config.rank:
         modules = {name.rsplit(".", 2)[0] for name in tensors}
         tensors |= {f"{module}.alpha": np.array(config.alpha, np.float32) for module in sorted(modules)}
     return tensors
 
 
-def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> None:
-    """Put saved weights in place; a graph that is compiled already uses them too."""
+def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Put saved weights in place; a graph that is compiled already uses them too. Returns them in fp32, in order."""
     wanted = {f"transformer.{name}.weight": parameter for name, parameter in parameters(transformer).items()}
     weights = {name: value for name, value in tensors.items() if not name.endswith(".alpha")}
     if wanted.keys() != weights.keys():
         missing, foreign = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
         raise UserError(f"the LoRA weights do not fit the model: missing {missing[:3]}, unexpected {foreign[:3]}")
+    values = []
     for name, parameter in wanted.items():
         if tuple(weights[name].shape) != tuple(parameter.shape):
             raise UserError(f"the LoRA weights do not fit: {name} is {weights[name].shape}, not {parameter.shape}")
+        values.append(np.ascontiguousarray(weights[name], np.float32))
         # assign, because a compiled graph does not see set_data
-        ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name], np.float32)))
+        ops.assign(parameter, Tensor(values[-1]).astype(parameter.dtype))
+    return values
 
 
 # --- dropout -----------------------------------------------------------------------------------------------------
 
 
-class StepDropout(nn.Cell):
-    """Dropout whose mask is a hash of (sample's key, layer, token, channel), so a step is a function of its inputs.
-
-    The key of each sample is put into a shared parameter by the training step before the forward.
-    """
-
-    def __init__(self, p: float, layer: int, key: Parameter) -> None:
-        super().__init__()
-        self.keep = 1.0 - p
-        self.threshold = int(self.keep * 2**24)
-        self.layer = layer
-        self.key = key
-
-    def construct(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        tokens = ops.arange(x.shape[-2]).astype(ms.int32).reshape(1, -1, 1)
-        channels = ops.arange(x.shape[-1]).astype(ms.int32).reshape(1, 1, -1)
-        state = _mix(self.key.reshape(-1, 1, 1) + self.layer * 668265261)
-        state = _mix(_mix(state + tokens * 374761393) + channels * 1274126177)
-        kept = ops.bitwise_and(state, 0xFFFFFF) < self.threshold
-        if x.ndim == 2:  # [B, D]: no token axis
-            kept = kept.reshape(x.shape)
-        return x * (kept.astype(x.dtype) / self.keep)
-
-
-def _mix(h: Tensor) -> Tensor:
-    """Scramble 32-bit integers; products wrap around."""
-    h = ops.bitwise_xor(h, ops.bitwise_and(ops.bitwise_right_shift(h, 15), 0x1FFFF)) * 739982445
-    h = ops.bitwise_xor(h, ops.bitwise_and(ops.bitwise_right_shift(h, 12), 0xFFFFF)) * 695872825
-    return ops.bitwise_xor(h, ops.bitwise_and(ops.bitwise_right_shift(h, 15), 0x1FFFF))
-
-
 def _add_dropout(transformer: nn.Cell, p: float, samples: int) -> Parameter:
     from mindone.peft.tuners.lora import LoraLayer
 
-    key = Parameter(Tensor(np.zeros(samples), ms.int32), name="dropout_key", requires_grad=False)
+    key = Parameter(Tensor(np.zeros((samples, NUMBERS)), ms.float32), name="dropout_key", requires_grad=False)
     layers = [cell for _, cell in transformer.cells_and_names() if isinstance(cell, LoraLayer)]
     for number, layer in enumerate(layers):
         layer.lora_dropout[ADAPTER] = StepDropout(p, number, key)

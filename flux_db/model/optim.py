@@ -18,7 +18,8 @@ from flux_db.settings.schema import OptimConfig
 # Primitives under a HyperMap: a Python loop in graph mode nests a call per round and fails at some hundred tensors,
 # and tensor methods compile several times slower.
 _map = ops.HyperMap()
-_reshape, _slice, _assign, _concat = ops.Reshape(), ops.Slice(), ops.Assign(), ops.Concat()
+_reshape, _slice, _assign = ops.Reshape(), ops.Slice(), ops.Assign()
+_concat, _cast = ops.Concat(), ops.Cast()
 
 # --- optimizers --------------------------------------------------------------------------------------------------
 
@@ -32,8 +33,8 @@ def _assign_piece(flat, parameter, start, size):
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """All tensors end to end in one vector."""
-    return _concat(_map(_flat, tensors))
+    """All tensors end to end in one vector, in fp32."""
+    return _cast(_concat(_map(_flat, tensors)), ms.float32)
 
 
 class FixedSum(nn.Cell):
@@ -58,18 +59,24 @@ class FixedSum(nn.Cell):
 
 
 class FlatOptimizer(nn.Cell):
-    """Holds the trainable parameters and the optimizer's state; `construct(gradient, lr, apply)` makes one update.
+    """Holds the trainable weights and the optimizer's state; `construct(gradient, lr, apply)` makes one update.
 
-    With `apply` false the call changes nothing at all: neither weights, nor moments, nor the count of updates.
+    The weights are one flat vector in fp32. The layers' own parameters are copies of its pieces, in the type that they
+    compute in. With `apply` false a call changes nothing at all: neither weights, nor moments, nor the count of updates.
     """
 
     state_names = ("updates", "bias_correction1", "bias_correction2", "exp_avg", "exp_avg_sq")
 
-    def __init__(self, params: Sequence[Parameter], config: OptimConfig) -> None:
+    def __init__(
+        self, params: Sequence[Parameter], config: OptimConfig, values: Sequence[np.ndarray] | None = None
+    ) -> None:
         super().__init__()
         self.parameters = ms.ParameterTuple(params)
-        self.sizes = tuple(int(np.prod(p.shape)) for p in params)
+        self.dtype = params[0].dtype
+        self.shapes = tuple(tuple(p.shape) for p in params)
+        self.sizes = tuple(int(np.prod(shape)) for shape in self.shapes)
         self.starts = tuple(int(start) for start in np.cumsum((0, *self.sizes[:-1])))
+        self.weights = self._state("weights", _joined(values or [p.astype(ms.float32).asnumpy() for p in params]))
         self.sum = FixedSum(sum(self.sizes))
         self.beta1, self.beta2 = config.adam_beta1, config.adam_beta2
         # taken here in double: the graph would compute 1 - beta in fp32, which is wrong by 1e-5 for beta 0.999
@@ -89,15 +96,29 @@ class FlatOptimizer(nn.Cell):
         """The state by name: what a checkpoint has to hold besides the weights."""
         return {name: getattr(self, name) for name in self.state_names}
 
+    def values(self) -> list[np.ndarray]:
+        """The weights in fp32, each in its shape, in the order of the parameters."""
+        pieces = np.split(self.weights.asnumpy().copy(), self.starts[1:])
+        return [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def take_over(self, values: Sequence[np.ndarray]) -> None:
+        """Go on from these weights, which the layers have already."""
+        ops.assign(self.weights, Tensor(_joined(values)))
+
     def start_here(self) -> None:
         """For an optimizer that takes over weights of another, once they are in place: its own state is fresh."""
 
     def store(self, state: Parameter, value: Tensor, apply: Tensor) -> None:
         ops.assign(state, ops.select(apply, value, state.value()))
 
-    def assign_weights(self, old: Tensor, new: Tensor, apply: Tensor) -> None:
-        flat = ops.select(apply, new, old)
-        _map(ops.partial(_assign_piece, flat), self.parameters, self.starts, self.sizes)
+    def assign_weights(self, new: Tensor, apply: Tensor) -> None:
+        weights = ops.select(apply, new, self.weights.value())
+        ops.assign(self.weights, weights)
+        _map(ops.partial(_assign_piece, _cast(weights, self.dtype)), self.parameters, self.starts, self.sizes)
+
+
+def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.asarray(value, np.float32).reshape(-1) for value in values])
 
 
 class AdamW(FlatOptimizer):
@@ -110,14 +131,14 @@ class AdamW(FlatOptimizer):
         m = self.beta1 * self.exp_avg + self.rest1 * gradient
         v = self.beta2 * self.exp_avg_sq + self.rest2 * (gradient * gradient)
         denominator = ops.sqrt(v) / ops.sqrt(bias_correction2) + self.eps
-        old = flatten(self.parameters)
+        old = self.weights.value()
         new = old * (1.0 - lr * self.weight_decay) - (lr / bias_correction1) * (m / denominator)
         self.store(self.updates, updates, apply)
         self.store(self.bias_correction1, bias_correction1, apply)
         self.store(self.bias_correction2, bias_correction2, apply)
         self.store(self.exp_avg, m, apply)
         self.store(self.exp_avg_sq, v, apply)
-        self.assign_weights(old, new, apply)
+        self.assign_weights(new, apply)
         return updates
 
 
@@ -130,19 +151,18 @@ class Prodigy(FlatOptimizer):
     state_names = (*FlatOptimizer.state_names, "d", "numerator", "s", "start")
     d_0 = 1e-6
 
-    def __init__(self, params: Sequence[Parameter], config: OptimConfig) -> None:
-        super().__init__(params, config)
+    def __init__(
+        self, params: Sequence[Parameter], config: OptimConfig, values: Sequence[np.ndarray] | None = None
+    ) -> None:
+        super().__init__(params, config, values)
         self.beta3 = math.sqrt(config.adam_beta2)
         self.d = self._state("d", self.d_0)
         self.numerator = self._state("numerator", 0.0)
         self.s = self._state("s", np.zeros(sum(self.sizes), np.float32))
-        self.start = self._state("start", self._weights())
-
-    def _weights(self) -> np.ndarray:
-        return np.concatenate([p.asnumpy().reshape(-1) for p in self.parameters])
+        self.start = self._state("start", self.weights.asnumpy())
 
     def start_here(self) -> None:
-        self.start.set_data(Tensor(self._weights()))
+        self.start.set_data(Tensor(self.weights.asnumpy()))
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         updates = self.updates + 1.0
@@ -150,7 +170,7 @@ class Prodigy(FlatOptimizer):
         bias_correction2 = self.beta2 * self.bias_correction2 + self.rest2
         d = self.d.value()
         step = d * lr * ops.sqrt(bias_correction2) / bias_correction1
-        old = flatten(self.parameters)
+        old = self.weights.value()
         numerator = self.beta3 * self.numerator + (d / self.d_0) * step * self.sum(gradient * (self.start - old))
         m = self.beta1 * self.exp_avg + d * self.rest1 * gradient
         v = self.beta2 * self.exp_avg_sq + d * d * self.rest2 * (gradient * gradient)
@@ -168,12 +188,15 @@ class Prodigy(FlatOptimizer):
         self.store(self.numerator, numerator, apply)
         self.store(self.s, s, apply)
         self.store(self.d, d_new, apply)
-        self.assign_weights(old, new, apply)
+        self.assign_weights(new, apply)
         return updates
 
 
-def build_optimizer(params: Sequence[Parameter], config: OptimConfig) -> FlatOptimizer:
-    return {"adamw": AdamW, "prodigy": Prodigy}[config.optimizer](params, config)
+def build_optimizer(
+    params: Sequence[Parameter], config: OptimConfig, values: Sequence[np.ndarray] | None = None
+) -> FlatOptimizer:
+    """`values` are the weights in fp32 to start from, if the parameters hold them in half precision only."""
+    return {"adamw": AdamW, "prodigy": Prodigy}[config.optimizer](params, config, values)
 
 
 # --- learning-rate schedules -------------------------------------------------------------------------------------

@@ -6,16 +6,16 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
+import psutil
 from mindspore import Tensor, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 from flux_db.console import say
 from flux_db.errors import UserError
-from flux_db.model import compile_cache, device
+from flux_db.model import compile_cache, device, operators
 from flux_db.model.quiet import quiet
 from flux_db.settings.schema import RuntimeConfig
 
@@ -67,8 +67,7 @@ class Runtime:
 
     def memory_mb(self) -> dict[str, float]:
         """Of this process now, and on Ascend of its device at most, in MB; by the names in metrics.jsonl."""
-        pages = int(Path("/proc/self/statm").read_text().split()[1]) if os.path.exists("/proc/self/statm") else 0
-        found = {"memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)} if pages else {}
+        found = {"memory_mb": round(psutil.Process().memory_info().rss / 1e6, 1)}
         if self.device == "Ascend":
             found["device_memory_mb"] = round(ms.hal.max_memory_allocated() / 1e6, 1)
         return found
@@ -95,8 +94,8 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
         ms.set_device(name)
         ms.set_context(mode=ms.GRAPH_MODE)
     rank, world_size = (0, 1) if alone else _join(config)
-    if name == "CPU":
-        _install_cpu_operators()
+    with quiet():
+        operators.install(name)
     if rank == 0:
         devices = f", {world_size} processes" if world_size > 1 else ""
         say(f"device {name} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
@@ -146,10 +145,3 @@ def _join(config: RuntimeConfig) -> tuple[int, int]:
     # mindone's TrainStep looks at the mode when it is built
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
     return get_rank(), get_group_size()
-
-
-def _install_cpu_operators() -> None:
-    with quiet():
-        from flux_db.model import operators
-
-        operators.install()

@@ -24,6 +24,7 @@ from flux_db.parity import golden
 from flux_db.parity.golden import Reference
 from flux_db.settings.schema import Config, OptimConfig, from_flat_dict
 from flux_db.size import Size
+from flux_db.stream import DROPOUT_NUMBERS
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
 from flux_db.training.build import step_settings
 
@@ -270,7 +271,7 @@ def _answer_and_losses(reference: Reference, runtime: Runtime, model: Path) -> A
     answer = _answer(loading.load_transformer(model, runtime.dtype), settings, golden.batch(0))
     # a fresh LoRA has no effect yet: the step only wants something to train
     transformer = loading.load_transformer(model, runtime.dtype)
-    adapter.inject(transformer, config.lora, seed=0)
+    adapter.inject(transformer, config.lora, seed=0, dtype=runtime.dtype)
     optimizer = optim.build_optimizer(list(adapter.parameters(transformer).values()), config.optim)
     columns = []
     for prior in (None, golden.PRIOR_WEIGHT):
@@ -304,7 +305,7 @@ def _with_lora(runtime: Runtime, model: Path) -> tuple[nn.Cell, Config]:
     """The transformer with the reference's LoRA in the default layers."""
     config = _settings(model, rank=golden.RANK, lora_alpha=golden.ALPHA)
     transformer = loading.load_transformer(model, runtime.dtype)
-    adapter.inject(transformer, config.lora, seed=0)
+    adapter.inject(transformer, config.lora, seed=0, dtype=runtime.dtype)
     adapter.load_state_dict(transformer, _lora_weights(transformer))
     return transformer, config
 
@@ -346,16 +347,19 @@ def _answer_and_picture(reference: Reference, runtime: Runtime, transformer: nn.
 def _train(runtime: Runtime, transformer: nn.Cell, config: Config, precision: str) -> Arrays:
     """The training step as the program runs it. Its first gradient is read from Adam's first moment."""
     parameters = adapter.parameters(transformer)
-    optimizer = optim.build_optimizer(list(parameters.values()), config.optim)
+    values = list(_lora_weights(transformer).values())
+    optimizer = optim.build_optimizer(list(parameters.values()), config.optim, values)
     settings = step_settings(config, runtime, Path(config.model.pretrained_model_name_or_path), prior=False)
     # small enough that no step is skipped for an overflow
     scaler = DynamicLossScaler(2.0**10, 2, 2000) if precision == "fp16" else None
     step = TrainStepForFluxDevDB(transformer, optimizer, settings, loss_scaler=scaler).set_train(True)
     lr = np.array(config.optim.learning_rate, np.float32)
-    rest = _tensors({"dropout_key": np.zeros(golden.BATCH, np.int32), "lr": lr, "boundary": np.array(True)})
+    key = np.zeros((golden.BATCH, DROPOUT_NUMBERS), np.float32)
+    rest = _tensors({"dropout_key": key, "lr": lr, "boundary": np.array(True)})
     course = [step(*_tensors(golden.batch(0)), *rest).asnumpy()]
     clip = min(1.0, config.optim.max_grad_norm / (course[0][1] + 1e-6))
-    gradients = np.split(optimizer.exp_avg.asnumpy() / (1.0 - config.optim.adam_beta1) / clip, optimizer.starts[1:])
+    first = optimizer.exp_avg.asnumpy() / (1.0 - config.optim.adam_beta1) / clip
+    gradients = np.split(first, optimizer.starts[1:])
     course += [step(*_tensors(golden.batch(number)), *rest).asnumpy() for number in range(1, golden.STEPS)]
     losses, norms, *_ = np.array(course).T
     named = zip(parameters.items(), gradients, strict=True)

@@ -11,6 +11,7 @@ from typing import Any
 from flux_db.console import say, stage
 from flux_db.errors import UserError
 from flux_db.output_folder import GRID, LORA_FILE, MODEL_CARD, SAMPLES
+from flux_db.problem import Problem
 from flux_db.run import sample_files
 from flux_db.run.lock import is_first_process
 from flux_db.settings.schema import Config
@@ -27,7 +28,7 @@ def repository(config: Config) -> str:
     return config.hub.hub_model_id or Path(config.output.output_dir).absolute().name
 
 
-def check_hub(config: Config) -> list[str]:
+def check_hub(config: Config) -> list[Problem]:
     """Problems that would stop the upload after hours of training. With --push_to_hub it asks the hub itself."""
     if not config.hub.push_to_hub:
         return []
@@ -36,25 +37,27 @@ def check_hub(config: Config) -> list[str]:
     from huggingface_hub.utils import validate_repo_id
 
     name = repository(config)
-    flag = f"--hub_model_id {name}" if config.hub.hub_model_id else f"--push_to_hub: the name of --output_dir, {name}"
+    given = config.hub.hub_model_id is not None
+    head = f"--hub_model_id {name}" if given else f"--push_to_hub: the name of --output_dir, {name}"
     try:
         validate_repo_id(name)
     except HFValidationError:
-        return [f"{flag}: is not a name for the hub; give --hub_model_id owner/name of letters, digits, - _ and ."]
+        text = f"{head}: is not a name for the hub; give --hub_model_id owner/name of letters, digits, - _ and ."
+        return [Problem(text, flag="hub_model_id" if given else "output_dir")]
     if constants.HF_HUB_OFFLINE:
-        return ["--push_to_hub: HF_HUB_OFFLINE is set; unset it, or leave the flag out"]
+        return [Problem("--push_to_hub: HF_HUB_OFFLINE is set; unset it, or leave the flag out", flag="push_to_hub")]
     if not get_token():
-        return [f"--push_to_hub: there is no token; {LOGIN}"]
+        return [Problem(f"--push_to_hub: there is no token; {LOGIN}", flag="push_to_hub")]
     if not is_first_process():
         return []
     problem, certain = _no_access(_api(), name, config.hub.hub_private)
     if problem and not certain:
         say(f"warning: --push_to_hub: {problem}; training starts, and the upload is tried at its end")
-    return [f"--push_to_hub: {problem}"] if problem and certain else []
+    return [Problem(f"--push_to_hub: {problem}", flag="push_to_hub")] if problem and certain else []
 
 
 def push(output: Path, name: str, *, private: bool) -> str:
-    """Upload LoRA, card and samples; returns the address. A PushFailed tells the reason in one line."""
+    """Upload LoRA, card and samples; returns the address. A PushFailed has the reason in one line."""
     api = _api()
     problem, certain = _no_access(api, name, private)
     if problem and certain:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from flux_db import __version__
 from flux_db.atomic import write_file
@@ -50,10 +47,11 @@ def _is_ours(path: Path) -> bool:
 
 
 def card(config: Config, facts: trained_file.Facts) -> str:
+    from huggingface_hub import ModelCardData
+
     samples = last_samples(config)
-    told = yaml.safe_dump(header(config, samples), sort_keys=False, allow_unicode=True, width=math.inf)
     parts = [
-        f"---\n{told}---\n{MARK}",
+        f"---\n{ModelCardData(**header(config, samples)).to_yaml()}\n---\n{MARK}",
         f"# FLUX.1 LoRA: `{_plain(config.data.trigger_word or instance_prompt(config))}`",
         _introduction(config, facts),
         _pictures(config, samples),
@@ -68,12 +66,12 @@ def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
     model = config.model.pretrained_model_name_or_path
     name = base_model_name(model)
     known = {"base_model": name, "base_model_relation": "adapter"} if is_hub_name(name) else {}
-    told = {field: value for field, value in licence(model)._asdict().items() if value}
+    terms = {field: value for field, value in licence(model)._asdict().items() if value}
     fields: dict[str, Any] = {
         **known,
         "library_name": "diffusers",
         "pipeline_tag": "text-to-image",
-        **told,
+        **terms,
         "instance_prompt": _on_one_line(config.data.trigger_word or instance_prompt(config)),
         "tags": TAGS,
     }

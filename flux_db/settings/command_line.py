@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import math
 import os
-import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,9 +22,10 @@ from flux_db import plain_yaml
 from flux_db.atomic import write_file
 from flux_db.errors import UserError, did_you_mean
 from flux_db.files import read_file_or_pipe, text_problem
+from flux_db.problem import Problem
 from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict
 
-Check = Callable[[Config], list[str]]
+Check = Callable[[Config], Sequence[Problem]]
 
 _TEXT_ENCODERS = "the text encoders are not trained here; only the transformer gets a LoRA"
 _PRODIGY = "Prodigy always has its recommended setting: decoupled decay, bias correction, safeguarded warm-up"
@@ -70,6 +70,8 @@ LONGEST_NUMBER = 19
 
 # argparse stores this for a flag that came without its value, so that parsing goes on and finds the other problems.
 NO_VALUE = object()
+# A flag with a meaning of its own alone, turned off.
+OFF = "none"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,8 @@ class Flag:
     required: bool
     help: str
     aliases: tuple[str, ...]
+    alone: str | None = None
+    """What the flag means without a value, if it means something: such a flag can also be turned off, by --no-."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +93,16 @@ class Given:
     """The settings as they were given. A faulty one is at its default."""
 
     config: Config
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     """With the command line and the YAML file themselves."""
-    faulty: tuple[str, ...]
+    faulty: frozenset[str]
+    """Settings whose value could not be read."""
 
-    def problems_by(self, *checks: Check) -> list[str]:
+    def problems_by(self, *checks: Check) -> list[Problem]:
         """All problems, those that the checks find included."""
         # A faulty setting now has a stand-in value: what a check says about that is not the user's doing.
-        stand_in = re.compile("|".join(rf"--{name}\b" for name in self.faulty) or r"(?!)")
         found = (problem for run in checks for problem in run(self.config))
-        return [*self.problems, *(problem for problem in found if not stand_in.search(problem))]
+        return [*self.problems, *(problem for problem in found if not problem.flags & self.faulty)]
 
     def checked(self, *checks: Check) -> Config:
         """The settings, if the checks find nothing wrong; otherwise all problems together as a UserError."""
@@ -127,20 +131,23 @@ def read_config(argv: Sequence[str]) -> Given:
             from_file.pop(other, None)
 
     values: dict[str, Any] = {}
-    faults: list[tuple[str, str]] = []  # flag name, problem
+    faults: list[Problem] = []
     for source, label in ((from_file, f"{file}: "), (given, "--")):
         for name, raw in source.items():
             try:
-                values[name] = _convert(read_flags()[name].annotation, raw)
+                values[name] = _convert(read_flags()[name], raw)
             except ValueError as error:
-                faults.append((name, f"{label}{name}: {error}"))
-    unread = {name for name, _ in faults}
+                faults.append(Problem(f"{label}{name}: {error}", flag=name))
+    unread = {fault.flag for fault in faults}
     missing = [flag for name, flag in read_flags().items() if flag.required and name not in values]
-    faults += [(flag.name, f"--{flag.name} is required: {flag.help}") for flag in missing if flag.name not in unread]
+    faults += [
+        Problem(f"--{flag.name} is required: {flag.help}", flag=flag.name)
+        for flag in missing
+        if flag.name not in unread
+    ]
 
     config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
-    problems += [problem for _, problem in faults]
-    return Given(config, tuple(problems), tuple(name for name, _ in faults))
+    return Given(config, (*map(Problem, problems), *faults), frozenset(fault.flag for fault in faults))
 
 
 def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:
@@ -196,6 +203,7 @@ def read_flags() -> dict[str, Flag]:
             required=field.default is dataclasses.MISSING,
             help=_field_texts(section)[field.name],
             aliases=field.metadata.get("aliases", ()),
+            alone=field.metadata.get("alone"),
         )
         for section in SECTIONS.values()
         for field in dataclasses.fields(section)
@@ -249,8 +257,13 @@ def build_parser() -> argparse.ArgumentParser:
             group.add_argument(*options, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
         else:
             action = "append" if get_origin(kind) is tuple else "store"
+            const = NO_VALUE if flag.alone is None else flag.alone
             group.add_argument(
-                *options, dest=flag.name, action=action, nargs="?", const=NO_VALUE, metavar=_metavar(kind), help=text
+                *options, dest=flag.name, action=action, nargs="?", const=const, metavar=_metavar(kind), help=text
+            )
+        if flag.alone is not None:
+            group.add_argument(
+                f"--no-{flag.name}", dest=flag.name, action="store_const", const=OFF, help=argparse.SUPPRESS
             )
     return parser
 
@@ -298,7 +311,7 @@ def _read_command_line(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _all_options() -> list[str]:
-    switches = [f"--no-{flag.name}" for flag in read_flags().values() if flag.annotation is bool]
+    switches = [f"--no-{flag.name}" for flag in read_flags().values() if flag.annotation is bool or flag.alone]
     return ["--config", *switches, *(f"--{name}" for name in _names())]
 
 
@@ -362,16 +375,22 @@ def _without_none(annotation: Any) -> Any:
     return annotation
 
 
-def _convert(annotation: Any, raw: Any) -> Any:
-    """A setting's value from the text of a flag or from what YAML made of it; a ValueError tells what is expected."""
-    kind = _without_none(annotation)
+def _convert(flag: Flag, raw: Any) -> Any:
+    """A setting's value from the text of a flag or from what YAML made of it; a ValueError says what is expected."""
+    kind = _without_none(flag.annotation)
     if get_origin(kind) is tuple:
-        return tuple(_convert(str, item) for item in (raw if isinstance(raw, list) else [raw]))
+        return tuple(_text(_given(item)) for item in (raw if isinstance(raw, list) else [raw]))
+    if flag.alone is not None and isinstance(raw, bool | int):  # YAML: true, false, 12
+        raw = str(raw) if not isinstance(raw, bool) else flag.alone if raw else OFF
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), _given(raw))
+    return {bool: _switch, int: _whole_number, float: _number, str: _text}[kind](_given(raw))
+
+
+def _given(raw: Any) -> Any:
     if raw is NO_VALUE:
         raise ValueError("needs a value; one that starts with a dash is written with =, as in --flag=-x")
-    if get_origin(kind) is Literal:
-        return _choice(get_args(kind), raw)
-    return {bool: _switch, int: _whole_number, float: _number, str: _text}[kind](raw)
+    return raw
 
 
 def _choice(choices: tuple[str, ...], raw: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from flux_db.errors import UserError
 from flux_db.files import read_text, text_problem
@@ -34,6 +34,22 @@ def replace_trigger(text: str, word: str | None) -> str:
 def instance_prompt(config: Config) -> str:
     """--instance_prompt as the model sees it."""
     return fill_trigger(config.data.instance_prompt, config)
+
+
+class Recomputed(NamedTuple):
+    """--gradient_checkpointing: what the backward pass computes again."""
+
+    cells: Literal["none", "blocks", "attention"]
+    count: int | None = None
+    """Only in the first so many blocks; None: in all of them."""
+
+
+def recomputed(config: Config) -> Recomputed | None:
+    """None if the setting makes no sense."""
+    text = config.runtime.gradient_checkpointing
+    if text in ("none", "blocks", "attention"):
+        return Recomputed(text)  # type: ignore[arg-type]
+    return Recomputed("blocks", int(text)) if text.isdecimal() and len(text) < 5 and int(text) > 0 else None
 
 
 def background(config: Config) -> tuple[int, int, int]:

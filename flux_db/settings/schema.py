@@ -125,6 +125,9 @@ class LoraConfig:
     """The LoRA is applied with strength alpha / rank. Without it alpha equals the rank."""
     lora_dropout: float = 0.0
     """Share of the LoRA's inputs set to zero at random during training."""
+    lora_compute: Literal["base", "fp32"] = "base"
+    """Precision of the LoRA's products: that of the frozen model, or float32. Its weights, gradients and optimizer are
+    in float32 with both."""
     lora_layers: str | None = None
     """Names of the transformer modules that get a LoRA, with commas between, such as attn.to_q,attn.to_k. Without it:
     the attention and feed-forward layers of both streams."""
@@ -297,10 +300,12 @@ class RuntimeConfig:
     device: Literal["auto", "Ascend", "CPU"] = "auto"
     """auto takes Ascend where there is one, otherwise the CPU, and prints why."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
-    """Precision of the frozen model; the LoRA weights are always float32. bf16 is recommended on Ascend and refused on
+    """Precision of the frozen model and of all products; the LoRA's own weights are always float32. bf16 is recommended on Ascend and refused on
     the CPU, whose backend has no bf16 kernels."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory on Ascend, slower steps."""
+    gradient_checkpointing: str = field(default="none", metadata={"alone": "blocks"})
+    """What the backward pass computes again instead of keeping it: less memory on Ascend, slower steps. blocks, which
+    the flag alone means: everything but the inputs of the transformer's blocks. attention: the attention layers only.
+    A number: that many blocks, the first ones. none: nothing."""
     jit_level: Literal["O0", "O1", "O2"] = "O1"
     """MindSpore's compilation level on Ascend; O2 cannot accumulate gradients. The CPU always compiles at O0."""
     deterministic: bool = True

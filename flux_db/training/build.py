@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.amp import DynamicLossScaler
@@ -16,6 +17,7 @@ from flux_db.data.timesteps import loss_weights
 from flux_db.model import adapter, loading, model_folder, optim, sharding
 from flux_db.model.optim import FlatOptimizer
 from flux_db.model.runtime import Runtime
+from flux_db.settings.derived import Recomputed, recomputed
 from flux_db.settings.schema import Config
 from flux_db.stream import BatchLayout
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
@@ -51,13 +53,15 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     with stage("Loading the transformer"):
         transformer = loading.load_transformer(model, runtime.dtype, config.model.variant)
     rows = layout.batch * (2 if dataset.class_examples else 1)
-    dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows)
+    lora_dtype = ms.float32 if config.lora.lora_compute == "fp32" else runtime.dtype
+    dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows, lora_dtype)
     if config.runtime.shard_base:
         _shard(transformer, runtime)
-    if config.runtime.gradient_checkpointing:
-        recompute_blocks(transformer)
+    if choice := recomputed(config):
+        recompute(transformer, choice)
     weights = adapter.parameters(transformer)
-    optimizer = optim.build_optimizer(list(weights.values()), config.optim)
+    values = adapter.start_values(transformer, config.lora, config.output.seed)
+    optimizer = optim.build_optimizer(list(weights.values()), config.optim, values)
     scaler = None
     if config.runtime.mixed_precision == "fp16":
         scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
@@ -144,7 +148,8 @@ def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:
     return vae["latent_channels"], side, side
 
 
-def recompute_blocks(transformer: nn.Cell) -> None:
-    """Gradient checkpointing, block by block; mindone's own switch fails for FLUX."""
-    for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks):
-        block.recompute()
+def recompute(transformer: nn.Cell, choice: Recomputed) -> None:
+    """Gradient checkpointing; mindone's own switch fails for FLUX."""
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    for block in [] if choice.cells == "none" else blocks[: choice.count]:
+        (block.attn if choice.cells == "attention" else block).recompute()

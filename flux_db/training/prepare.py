@@ -27,7 +27,7 @@ WARNINGS_SHOWN = 20
 
 
 class Place(Protocol):
-    """A process among others, as runtime.Runtime tells it."""
+    """A process among others, as runtime.Runtime describes it."""
 
     @property
     def is_main(self) -> bool: ...
@@ -47,7 +47,7 @@ class Alone:
 
     @property
     def devices(self) -> int | None:
-        """How many the training will have, as launch tells; None if nobody does."""
+        """How many the training will have, as launch sets it; None without launch."""
         return number_of_devices() if "MS_WORKER_NUM" in os.environ else None
 
     def barrier(self) -> None:
@@ -81,17 +81,14 @@ def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepare
             say(f"warning: {printable(warning)}")
         if len(warnings) > WARNINGS_SHOWN:
             say(f"warning: {len(warnings) - WARNINGS_SHOWN} more like these; python -m flux_db check lists them")
+    lacks_class = lacks_class_images(config)
+    devices = place.devices if isinstance(place, Alone) else place.world_size
+    fingerprints = _fingerprints(config, model, cache, None if lacks_class else dataset)
+    # a resume that is refused must not have encoded or written anything
+    start = find_start(config, dataset, fingerprints, devices)
     if place.is_main:
         cache.folder.mkdir(parents=True, exist_ok=True)
         pictures_seen(config).save()  # the stages and the other ranks need not look again
-    lacks_class = lacks_class_images(config)
-    devices = place.devices if isinstance(place, Alone) else place.world_size
-    own_parts = fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
-    fingerprints = {"model_fingerprint": own_parts + cache.text_model}
-    if not lacks_class:
-        fingerprints["data_fingerprint"] = dataset.fingerprint()
-    # a resume that is refused must not have encoded or written anything
-    start = find_start(config, dataset, fingerprints, devices)
     work = encode.missing(config, cache, dataset)
     if place.world_size > 1 and (work or lacks_class):
         raise UserError(
@@ -103,7 +100,7 @@ def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepare
         _encode(config, cache, work)
         _run("class-images", config)
         dataset, _ = read_dataset(config, seen)
-        fingerprints["data_fingerprint"] = dataset.fingerprint()
+        fingerprints = _fingerprints(config, model, cache, dataset)
         start = find_start(config, dataset, fingerprints, devices)
         work = encode.missing(config, cache, dataset)
     _encode(config, cache, work)
@@ -113,6 +110,23 @@ def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepare
     if not work and place.is_main:
         say("Prompts and pictures are already encoded: no encoder is loaded")
     return Prepared(model, cache, dataset, start)
+
+
+def demand_resumable(config: Config, dataset: Dataset) -> None:
+    """For `check`: a UserError if the trainer would refuse to go on from --resume_from_checkpoint. Writes nothing."""
+    model = Path(config.model.pretrained_model_name_or_path)
+    fingerprints: dict[str, str] = {}
+    if model.is_dir():  # a model on the hub is compared once it is here
+        whole = None if lacks_class_images(config) else dataset
+        fingerprints = _fingerprints(config, model, encode_cache.open_cache(config, model), whole)
+    find_start(config, dataset, fingerprints, Alone().devices)
+
+
+def _fingerprints(config: Config, model: Path, cache: Cache, dataset: Dataset | None) -> dict[str, str]:
+    """Of model and data, for checkpoints; without the data while class pictures are still to be drawn."""
+    own_parts = fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
+    found = {"model_fingerprint": own_parts + cache.text_model}
+    return found if dataset is None else found | {"data_fingerprint": dataset.fingerprint()}
 
 
 def _encode(config: Config, cache: Cache, work: encode.Work) -> None:

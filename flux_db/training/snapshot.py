@@ -30,7 +30,7 @@ def to_files(
     training: Training, config: Config, progress: Progress, about: Mapping[str, Any], facts: trained_file.Facts
 ) -> dict[str, bytes]:
     """Everything that an exact resume needs, by file name."""
-    weights = adapter.to_state_dict(training.transformer, config.lora)
+    weights = _weights(training, config)
     for name, value in weights.items():
         if not np.isfinite(value).all():
             raise WeightsNotFinite(f"{name} holds values that are not finite")
@@ -46,12 +46,13 @@ def to_files(
 def lora_file(training: Training, config: Config, facts: trained_file.Facts) -> bytes:
     """The LoRA as it is now, as the file for others."""
     precision = "no" if config.output.upcast_before_saving else config.runtime.mixed_precision
-    return trained_file.lora_file(adapter.to_state_dict(training.transformer, config.lora), config, facts, precision)
+    return trained_file.lora_file(_weights(training, config), config, facts, precision)
 
 
 def contents(training: Training) -> dict[str, bytes]:
     """What must be the same on every rank, by name."""
-    weights = b"".join(p.asnumpy().tobytes() for p in adapter.parameters(training.transformer).values())
+    own = (training.optimizer.weights, *adapter.parameters(training.transformer).values())
+    weights = b"".join(p.asnumpy().tobytes() for p in own)
     moments = b"".join(p.asnumpy().tobytes() for p in training.optimizer.state().values())
     return {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
 
@@ -62,9 +63,10 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
     With another optimizer than the checkpoint's only the weights are taken.
     """
     try:
-        adapter.load_state_dict(training.transformer, load(saved.files[LORA_FILE]))
+        values = adapter.load_state_dict(training.transformer, load(saved.files[LORA_FILE]))
     except UserError as error:
         raise DamagedCheckpoint([f"{saved.folder / LORA_FILE}: {problem}" for problem in error.problems]) from None
+    training.optimizer.take_over(values)
     if saved.config["optimizer"] == config.optim.optimizer:
         _restore_moments(saved, training)
     else:
@@ -72,6 +74,10 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
     if training.scaler is not None and saved.loss_scale is not None:
         training.scaler.scale_value.set_data(Tensor(saved.loss_scale["value"], ms.float32))
         training.scaler.counter.set_data(Tensor(saved.loss_scale["counter"], ms.int32))
+
+
+def _weights(training: Training, config: Config) -> dict[str, np.ndarray]:
+    return adapter.to_state_dict(training.transformer, config.lora, training.optimizer.values())
 
 
 def _restore_moments(saved: SavedState, training: Training) -> None:

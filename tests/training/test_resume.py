@@ -376,6 +376,16 @@ def test_a_refused_resume_changes_and_encodes_nothing(left, change, messages):
         assert "--allow_changed rank" not in done.stderr
     after = tree(left.output)
     assert after.pop(".lock") == b"" and after == before
+    checked = run(command("check", *trainer(settings)[2:]))
+    assert checked.returncode == 2 and "can start" not in checked.stdout, checked.stdout
+    assert checked.stderr == done.stderr
+
+
+def test_check_lets_a_resume_that_fits_pass(left):
+    left.write(steps=4, checkpoints=(2, 4), rounds=(0, 4), ended=False)
+    settings = left.world.settings(left.output, **left.settings | {"resume_from_checkpoint": "latest"})
+    checked = run(command("check", *trainer(settings)[2:]))
+    assert (checked.returncode, checked.stderr) == (0, "") and "the run can start" in checked.stdout, checked.stderr
 
 
 def test_the_trainer_refuses_before_it_writes_and_encodes(left):

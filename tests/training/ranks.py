@@ -1,10 +1,10 @@
-"""The training script with something wrong on rank 1; started by msrun in place of the real one (test_devices.py)."""
+"""The training script with something wrong on rank 1; started by msrun in place of the real one (test_launch.py)."""
 
 import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 def differ_at_the_start() -> None:

@@ -6,14 +6,15 @@ import sys
 
 import program
 import pytest
+from picture_files import png
 from PIL import Image
-from test_images import png
 
 from flux_db.check import dry_run
 from flux_db.data import hf_dataset
 from flux_db.data.dataset import read_dataset
 from flux_db.demo.pictures import draw_picture
 from flux_db.errors import UserError
+from flux_db.settings.command_line import read_config
 from flux_db.settings.schema import to_flat_dict
 
 
@@ -155,7 +156,7 @@ def test_a_damaged_picture_is_told_by_its_row(world, datasets, tmp_path, capsys)
     settings = to_flat_dict(config(world, tmp_path, tmp_path / "rows"))
     words = [f"--{name}={value}" for name, value in settings.items() if value and not isinstance(value, bool | list)]
     with pytest.raises(UserError) as caught:
-        dry_run.run(words)
+        dry_run.run(read_config(words))
     assert len(caught.value.problems) == 2
     assert "row-000001.png" in caught.value.problems[0] and "row-000002.png" in caught.value.problems[1]
     assert "Pictures: 1 in" in capsys.readouterr().out

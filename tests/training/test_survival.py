@@ -232,7 +232,7 @@ WATCHED = {
 
 def test_a_stop_on_a_validation_step_loses_no_round(calm, world, held_out, tmp_path, monkeypatch):
     """Stopped at step 3 and at the last one, 6; every file must be that of a run that nobody stopped."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
     from crash_test import compare
 
     def trained(place, stop_after=None):

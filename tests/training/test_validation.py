@@ -11,7 +11,7 @@ import pytest
 from mindspore import Tensor
 from PIL import Image
 from safetensors.numpy import save
-from test_train_step import inputs, loss_in_numpy, make, velocity
+from step_formula import inputs, loss_in_numpy, make, velocity
 
 from flux_db.check.files import check_files
 from flux_db.check.pictures import check_pictures

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import program
 import pytest
+from picture_files import MODES, cut, noise, png, save
 from PIL import Image
-from test_images import MODES, cut, noise, png, save
 
 from flux_db.check import contact_sheet, dry_run, plan
 from flux_db.check.plan import times_seen
@@ -19,6 +19,7 @@ from flux_db.data.dataset import read_dataset
 from flux_db.demo.pictures import draw_picture, write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.output_folder import PICTURE_TABLE
+from flux_db.settings.command_line import read_config
 
 RESOLUTION = 16
 
@@ -283,7 +284,7 @@ def test_the_plan_of_a_bucketed_run_is_what_its_order_does(world, tmp_path):
 def test_pictures_that_are_held_out_are_counted(world, tmp_path, capsys):
     write_demo_pictures(tmp_path / "held", 2, 8)
     words = flags(world, tmp_path / "out", world.pictures, f"--validation_data_dir={tmp_path / 'held'}")
-    assert dry_run.run(words) == 0
+    assert dry_run.run(read_config(words)) == 0
     text = capsys.readouterr().out
     assert "examples per epoch 3\n" in text and "held out           2 pictures" in text
     assert f"{tmp_path / 'held' / 'dog_00.png'}: 8 x 8 is smaller than 16" in text
@@ -292,7 +293,7 @@ def test_pictures_that_are_held_out_are_counted(world, tmp_path, capsys):
 def test_class_pictures_are_counted_and_the_pictures_told_are_the_subjects(world, tmp_path, capsys):
     write_demo_pictures(tmp_path / "class", 2, 64)
     more = ["--with_prior_preservation", f"--class_data_dir={tmp_path / 'class'}", "--class_prompt=a dog"]
-    assert dry_run.run(flags(world, tmp_path / "out", world.pictures, *more, "--num_class_images=5")) == 0
+    assert dry_run.run(read_config(flags(world, tmp_path / "out", world.pictures, *more, "--num_class_images=5"))) == 0
     text = capsys.readouterr().out
     assert f"Pictures: 3 in {world.pictures}\n" in text
     assert "class pictures     5, of which 3 are still to be drawn" in text
@@ -376,7 +377,7 @@ def test_of_many_pictures_the_warned_ones_are_on_the_sheet(world, tmp_path, monk
     monkeypatch.setattr(contact_sheet, "draw", lambda cells, *_: seen.extend(cells) or Image.new("RGB", (1, 1)))
     write_demo_pictures(tmp_path / "pictures", 5, 64)
     save(tmp_path / "pictures" / "small.png", (8, 8), "red")
-    assert dry_run.run(flags(world, tmp_path / "out", tmp_path / "pictures")) == 0
+    assert dry_run.run(read_config(flags(world, tmp_path / "out", tmp_path / "pictures"))) == 0
     assert [c.name for c in seen] == ["small.png", "dog_00.png", "dog_01.png"]
 
 
@@ -392,7 +393,7 @@ def trigger_folder(tmp_path):
 
 def test_the_trigger_word_takes_its_place(world, tmp_path, capsys):
     words = flags(world, tmp_path / "out", trigger_folder(tmp_path), "--trigger_word", r"s\1ks")
-    assert dry_run.run(words) == 0
+    assert dry_run.run(read_config(words)) == 0
     text = capsys.readouterr().out
     assert r"a s\1ks dog" in text and r"s\1ks sits" in text and "{trigger}" not in text
 
@@ -400,17 +401,17 @@ def test_the_trigger_word_takes_its_place(world, tmp_path, capsys):
 def test_a_trigger_without_a_word_is_a_problem_that_names_the_files(world, tmp_path):
     folder = trigger_folder(tmp_path)
     with pytest.raises(UserError) as caught:
-        dry_run.run(flags(world, tmp_path / "out", folder))
+        dry_run.run(read_config(flags(world, tmp_path / "out", folder)))
     (problem,) = caught.value.problems
-    assert problem.startswith("--trigger_word is missing: {trigger} stands in the captions of ")
+    assert problem.startswith("--trigger_word is missing: {trigger} is in the captions of ")
     assert "dog_00.png" in problem and "dog_01.png" in problem and "dog_02.png" not in problem
 
 
 def test_a_trigger_word_that_is_used_nowhere_is_warned_of(world, tmp_path, capsys):
     words = flags(world, tmp_path / "out", world.pictures, "--trigger_word=sks")
-    assert dry_run.run(words) == 0
+    assert dry_run.run(read_config(words)) == 0
     warning = "--trigger_word sks: no caption and no prompt holds {trigger}"
     assert warning in capsys.readouterr().out
     (tmp_path / "prompts.txt").write_text("a [trigger] in a bucket")
-    assert dry_run.run([*words, f"--validation_prompts_file={tmp_path / 'prompts.txt'}"]) == 0
+    assert dry_run.run(read_config([*words, f"--validation_prompts_file={tmp_path / 'prompts.txt'}"])) == 0
     assert warning not in capsys.readouterr().out

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import program
+import psutil
 import pytest
 from program import flags
 from safetensors.numpy import load
@@ -26,12 +27,18 @@ VALIDATION |= {"validation_inference_steps": 2}
 
 
 def start(settings: dict, devices: int = 2, wrong: str | None = None) -> subprocess.Popen:
-    """The launch script; or with `wrong`, the same launch with tests/ranks.py as the trainer."""
+    """The launch script; or with `wrong`, the same launch with tests/training/ranks.py as the trainer."""
     command = program.script(f"train_{'multi' if devices > 1 else 'single'}.sh", *flags(settings))
     if wrong:
         swapped = "import sys; from flux_db import child, __main__ as m; child.SCRIPT = sys.argv[1]; "
         swapped += "sys.exit(m.main(['launch', '--devices', '2', '--', *sys.argv[2:]]))"
-        command = [program.PYTHON, "-c", swapped, str(program.ROOT / "tests" / "ranks.py"), *flags(settings)]
+        command = [
+            program.PYTHON,
+            "-c",
+            swapped,
+            str(program.ROOT / "tests" / "training" / "ranks.py"),
+            *flags(settings),
+        ]
     environment = program.environment(DEVICES=str(devices), WRONG=wrong or "")
     return program.start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -45,27 +52,16 @@ def finish(process: subprocess.Popen) -> str:
 def left_over(args: list[str]) -> list[int]:
     """Processes of a launch on the same output folder that are still there."""
     output = args[args.index("--output_dir") + 1]
-    return [pid for pid, words in processes().items() if output in words]
-
-
-def processes() -> dict[int, list[str]]:
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").split("\0")
-            except OSError:
-                continue
-    return found
+    found = psutil.process_iter(["cmdline"])
+    return [one.pid for one in found if one.pid != os.getpid() and output in (one.info["cmdline"] or ())]
 
 
 def workers(args: list[str]) -> dict[int, int]:
     """Rank and number of each worker's process."""
     found = {}
     for pid in left_over(args):
-        with contextlib.suppress(OSError):  # it has just ended
-            entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
-            variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            variables = psutil.Process(pid).environ()
             if variables.get("MS_ROLE") == "MS_WORKER":
                 found[int(variables["RANK_ID"])] = pid
     return found

@@ -1,0 +1,1 @@
+"""The graph that a card would run, compiled and read on a machine without one."""

@@ -1,0 +1,292 @@
+"""The layers of mindone's FLUX models in graph primitives: the same formulations on the CPU and on Ascend.
+
+Parameters, names and classes stay mindone's; `operators.py` puts these functions in the place of its own. Primitives
+and not tensor methods or `mint` functions, for three reasons: they compile several times faster, both devices have
+kernels for them, and they keep the scope of the cell that calls them, by which MindSpore decides what it recomputes.
+
+What a device needs in another form is in `device_kernels.py`; the cells below find it as a method of their own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+_reshape, _transpose, _cast, _expand_dims = ops.Reshape(), ops.Transpose(), ops.Cast(), ops.ExpandDims()
+_matmul, _matmul_transposed = ops.MatMul(), ops.MatMul(transpose_b=True)
+_add, _mul, _sigmoid = ops.Add(), ops.Mul(), ops.Sigmoid()
+_slice, _maximum, _minimum = ops.Slice(), ops.Maximum(), ops.Minimum()
+
+# --- layers ------------------------------------------------------------------------------------------------------
+
+
+def linear(x, weight, bias):
+    # [..., K] -> [rows, K] x [N, K]^T -> [..., N]
+    rows = _matmul_transposed(_reshape(x, (-1, x.shape[-1])), weight)
+    if bias is not None:
+        rows = _add(rows, bias)
+    return _reshape(rows, (*x.shape[:-1], weight.shape[0]))
+
+
+def linear_construct(self, x):
+    return linear(x, self.weight, self.bias)
+
+
+def lora_linear_construct(self, x, *args, **kwargs):
+    """The product of the frozen layer and, in the type of the LoRA's weights, its low-rank part."""
+    result = self.base_layer(x)
+    if self.disable_adapters or self.merged:
+        return result
+    for name in self.active_adapters:
+        if name in self.lora_A.keys():  # noqa: SIM118  (graph mode wants keys())
+            a, b = self.lora_A[name].weight, self.lora_B[name].weight
+            low = linear(self.lora_dropout[name](_cast(x, a.dtype)), a, None)
+            part = linear(_mul(low, self.scaling[name]), b, None)
+            result = _cast(_add(result, part), result.dtype)
+    return result
+
+
+@ops.constexpr
+def _ones(shape, dtype):
+    return Tensor(np.ones(shape, np.float32)).astype(dtype)
+
+
+@ops.constexpr
+def _zeros(shape, dtype):
+    return Tensor(np.zeros(shape, np.float32)).astype(dtype)
+
+
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    if isinstance(normalized_shape, int):
+        normalized_shape = (normalized_shape,)
+    axis = input.ndim - len(normalized_shape)  # the kernel takes no negative axis but -1
+    gain = _ones(tuple(normalized_shape), input.dtype) if weight is None else weight
+    shift = _zeros(tuple(normalized_shape), input.dtype) if bias is None else bias
+    return ops.LayerNorm(axis, axis, eps)(input, gain, shift)[0]
+
+
+def layer_norm_construct(self, input):
+    return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def silu(x):
+    return _mul(x, _sigmoid(x))
+
+
+def silu_construct(self, x):
+    return silu(x)
+
+
+def modulate(x, scale, shift):
+    """[B, S, D] scaled and shifted by [B, D]."""
+    return _add(_mul(x, _add(_expand_dims(scale, 1), 1.0)), _expand_dims(shift, 1))
+
+
+def gate(x, factor):
+    """[B, S, D] scaled by [B, D]."""
+    return _mul(_expand_dims(factor, 1), x)
+
+
+# --- modulated norms ---------------------------------------------------------------------------------------------
+
+
+def ada_layer_norm_zero_construct(self, x, timestep=None, class_labels=None, hidden_dtype=None, emb=None):
+    if self.emb is not None:
+        emb = self.emb(timestep, class_labels, hidden_dtype=hidden_dtype)
+    shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = ops.Split(1, 6)(self.linear(silu(emb)))
+    return modulate(self.norm(x), scale_msa, shift_msa), gate_msa, shift_mlp, scale_mlp, gate_mlp
+
+
+def ada_layer_norm_zero_single_construct(self, x, emb=None):
+    shift_msa, scale_msa, gate_msa = ops.Split(1, 3)(self.linear(silu(emb)))
+    return modulate(self.norm(x), scale_msa, shift_msa), gate_msa
+
+
+def ada_layer_norm_continuous_construct(self, x, conditioning_embedding):
+    scale, shift = ops.Split(1, 2)(self.linear(_cast(silu(conditioning_embedding), x.dtype)))
+    return modulate(self.norm(x), scale, shift)
+
+
+# --- rotary embedding --------------------------------------------------------------------------------------------
+
+
+@ops.constexpr
+def _rotary_tables(axes_dim, theta):
+    """Per channel its frequency [D], and one-hot rows [axes, D] that say which position axis it turns with."""
+    frequencies = [np.repeat(theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim), 2) for dim in axes_dim]
+    rows = np.repeat(np.eye(len(axes_dim)), axes_dim, axis=1)
+    return Tensor(np.concatenate(frequencies), ms.float32), Tensor(rows, ms.float32)
+
+
+def flux_pos_embed_construct(self, ids):
+    frequencies, rows = _rotary_tables(self.axes_dim, self.theta)
+    # [S, axes] x [axes, D] -> [S, D]
+    angles = _mul(_matmul(_cast(ids, ms.float32), rows), frequencies)
+    return ops.Cos()(angles), ops.Sin()(angles)
+
+
+@ops.constexpr
+def _quarter_turn(dim, dtype):
+    """[D, D] matrix that takes each channel pair (a, b) to (-b, a)."""
+    turn = np.zeros((dim, dim), np.float32)
+    even = np.arange(0, dim, 2)
+    turn[even + 1, even], turn[even, even + 1] = -1.0, 1.0
+    return Tensor(turn).astype(dtype)
+
+
+def rotate(x, cos, sin):
+    """Rotary embedding of [B, S, H, D] with [S, D] tables.
+
+    A constant product is quicker than slicing every other channel, and exact in every precision: each sum has one term.
+    """
+    turn = _quarter_turn(x.shape[-1], x.dtype)
+    turned = _reshape(_matmul(_reshape(x, (-1, x.shape[-1])), turn), x.shape)
+    straight = _mul(_cast(x, ms.float32), _expand_dims(cos, 1))
+    return _cast(_add(straight, _mul(_cast(turned, ms.float32), _expand_dims(sin, 1))), x.dtype)
+
+
+# --- attention ---------------------------------------------------------------------------------------------------
+
+
+def _heads(x, heads):
+    return _reshape(x, (x.shape[0], x.shape[1], heads, -1))  # [B, S, H*D] -> [B, S, H, D]
+
+
+def swap_heads(x):
+    return _transpose(x, (0, 2, 1, 3))  # [B, S, H, D] <-> [B, H, S, D]
+
+
+def flux_attention_construct(
+    self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None
+):
+    if attention_mask is not None:
+        raise ValueError("FLUX's attention takes no mask here")
+    query = self.norm_q(_heads(self.to_q(hidden_states), self.heads))
+    key = self.norm_k(_heads(self.to_k(hidden_states), self.heads))
+    value = _heads(self.to_v(hidden_states), self.heads)
+    if self.added_kv_proj_dim is not None:
+        text_query = self.norm_added_q(_heads(self.add_q_proj(encoder_hidden_states), self.heads))
+        text_key = self.norm_added_k(_heads(self.add_k_proj(encoder_hidden_states), self.heads))
+        text_value = _heads(self.add_v_proj(encoder_hidden_states), self.heads)
+        query = ops.Concat(1)((text_query, query))
+        key = ops.Concat(1)((text_key, key))
+        value = ops.Concat(1)((text_value, value))
+    if image_rotary_emb is not None:
+        cos, sin = image_rotary_emb
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    out = self.attend(swap_heads(query), swap_heads(key), swap_heads(value), self.scale)
+    out = _reshape(swap_heads(out), (query.shape[0], query.shape[1], -1))
+    if encoder_hidden_states is None:
+        return out
+    b, tokens, d = out.shape
+    first = encoder_hidden_states.shape[1]
+    text, image = _slice(out, (0, 0, 0), (b, first, d)), _slice(out, (0, first, 0), (b, tokens - first, d))
+    return self.to_out[0](image), self.to_add_out(text)
+
+
+def vae_attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+    """The VAE's attention: [B, H, S, D], never masked."""
+    if attn_mask is not None:
+        raise ValueError("the VAE's attention takes no mask here")
+    return self.attend(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+# --- blocks ------------------------------------------------------------------------------------------------------
+#
+# What MindSpore must keep of a recomputed cell are its results. It finds them only if the function is called `construct`
+# (hence the classes) and ends in primitives with no branch before them. Otherwise all blocks become one part, which is
+# recomputed at once and saves nothing. tests/graph reads from the compiled graph that this holds.
+
+
+def _within_fp16(x):
+    """As in the original: what would be infinite in fp16 is its largest number."""
+    return _minimum(_maximum(x, -65504.0), 65504.0) if x.dtype == ms.float16 else x
+
+
+def _feed_forward(self, layers, x):
+    return layers[2](self.activate(layers[0].proj(x)))  # between them is a dropout of 0
+
+
+class DoubleBlock:
+    """Image and text with weights of their own, together in the attention."""
+
+    def construct(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
+        image, text = hidden_states, _within_fp16(encoder_hidden_states)
+        image_normed, image_gate, image_shift, image_scale, image_mlp_gate = self.norm1(image, emb=temb)
+        text_normed, text_gate, text_shift, text_scale, text_mlp_gate = self.norm1_context(text, emb=temb)
+        image_out, text_out = self.attn(image_normed, text_normed, None, image_rotary_emb)
+        image = _add(image, gate(image_out, image_gate))
+        text = _add(text, gate(text_out, text_gate))
+        image_normed = modulate(self.norm2(image), image_scale, image_shift)
+        text_normed = modulate(self.norm2_context(text), text_scale, text_shift)
+        image_out = gate(_feed_forward(self, self.ff.net, image_normed), image_mlp_gate)
+        text_out = gate(_feed_forward(self, self.ff_context.net, text_normed), text_mlp_gate)
+        return _add(text, text_out), _add(image, image_out)
+
+
+class SingleBlock:
+    """Image and text as one sequence; attention and feed-forward side by side."""
+
+    def construct(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
+        both = ops.Concat(1)((_within_fp16(encoder_hidden_states), hidden_states))
+        normed, gate_out = self.norm(both, emb=temb)
+        mlp = self.activate(self.proj_mlp(normed))
+        attention = self.attn(normed, None, None, image_rotary_emb)
+        both = _within_fp16(_add(both, gate(self.proj_out(ops.Concat(2)((attention, mlp))), gate_out)))
+        b, tokens, d = both.shape
+        first = encoder_hidden_states.shape[1]
+        return _slice(both, (0, 0, 0), (b, first, d)), _slice(both, (0, first, 0), (b, tokens - first, d))
+
+
+# --- timesteps ---------------------------------------------------------------------------------------------------
+
+
+@ops.constexpr
+def _timestep_frequencies(half_dim, downscale_freq_shift):
+    """[half_dim] frequencies. In numpy: the CPU's exp is wrong by 4e-6, and guidance 3.5 multiplies that by 3500."""
+    # exponents in float32 as in the original, so that they round as they do there
+    exponent = np.float32(-math.log(10000)) * np.arange(half_dim, dtype=np.float32)
+    exponent = exponent / np.float32(half_dim - downscale_freq_shift)
+    return Tensor(np.exp(exponent.astype(np.float64)), ms.float32)
+
+
+def timesteps_construct(self, timesteps):
+    frequencies = _timestep_frequencies(self.num_channels // 2, self.downscale_freq_shift)
+    # [B, 1] x [D/2] -> [B, D/2]
+    angles = _mul(_mul(_reshape(_cast(timesteps, ms.float32), (-1, 1)), frequencies), self.scale)
+    cos, sin = ops.Cos()(angles), ops.Sin()(angles)
+    return ops.Concat(-1)((cos, sin) if self.flip_sin_to_cos else (sin, cos))
+
+
+# --- T5 ----------------------------------------------------------------------------------------------------------
+
+
+def relative_buckets(query_length: int, key_length: int, num_buckets: int, max_distance: int) -> np.ndarray:
+    """[query, key] bucket of each distance, both ways.
+
+    In numpy: a device's logarithm can be one bit off and puts distances 16, 32 and 64 one bucket low.
+    """
+    distance = np.arange(key_length)[None, :] - np.arange(query_length)[:, None]
+    half = num_buckets // 2
+    exact = half // 2
+    size = np.maximum(np.abs(distance), 1)
+    # float32 as in the original, so that ties fall as they do there
+    ratio = np.log(size.astype(np.float32) / exact) / np.float32(math.log(max_distance / exact))
+    far = np.minimum(exact + (ratio * np.float32(half - exact)).astype(np.int64), half - 1)
+    return ((distance > 0) * half + np.where(np.abs(distance) < exact, np.abs(distance), far)).astype(np.int32)
+
+
+@ops.constexpr
+def _bucket_table(query_length, key_length, num_buckets, max_distance):
+    return Tensor(relative_buckets(query_length, key_length, num_buckets, max_distance))
+
+
+def t5_compute_bias(self, query_length, key_length, cache_position=None):
+    # an encoder's queries are its keys; mindone hands query_length over as a tensor
+    buckets = _bucket_table(
+        key_length, key_length, self.relative_attention_num_buckets, self.relative_attention_max_distance
+    )
+    return _expand_dims(_transpose(self.relative_attention_bias(buckets), (2, 0, 1)), 0)  # [1, H, query, key]
