@@ -43,7 +43,7 @@ PACKAGES = {
     " worker_logs launch",
     "graph": "ir card_graph",
     "parity": "golden compare",
-    "doctor": "result table machine operators step links examination",
+    "doctor": "result table machine operators step links examination simulated_step simulation",
     "commands": "command training lora runs demo table",
 }
 # In the root of the package, but above most of it: the heart, whose path is public, and the way in.

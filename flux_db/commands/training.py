@@ -94,6 +94,22 @@ def launch(argv: list[str]) -> int:
     return launcher.launch(config, flags, where, log_dir)
 
 
+def dry_run_ascend(argv: list[str]) -> int:
+    """Compute a run's device memory on a machine with CANN and no free card; takes the trainer's flags.
+
+    MindSpore compiles the training step for Ascend and simulates one call of it. Not tried by its authors, who have no
+    machine with CANN."""
+    config = parse_config(argv, checks=(check_values, check_files))
+    from flux_db.doctor import simulation
+
+    if simulation.IN_CHILD in os.environ:
+        from flux_db.doctor import simulated_step
+
+        simulated_step.call_once(config)
+        return 0
+    return simulation.run(config)
+
+
 COMMANDS = {
     "train": Command(train),
     "check": Command(check_run),
@@ -101,4 +117,5 @@ COMMANDS = {
     "encode": Command(encode),
     "class-images": Command(class_images),
     "launch": Command(launch),
+    "dry-run-ascend": Command(dry_run_ascend),
 }

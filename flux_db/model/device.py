@@ -21,6 +21,8 @@ PATIENCE_SECONDS = 3600
 NO_BF16 = ("ascend910", "ascend310p", "ascend310")
 OVERFLOW_MODE = "MS_ASCEND_CHECK_OVERFLOW_MODE"
 SATURATION = "SATURATION_MODE"
+SIMULATION = "MS_SIMULATION_LEVEL"
+"""Environment variable: MindSpore runs as if there were a card."""
 PLUGIN = "libmindspore_ascend.so"
 CANN_PLACES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest", "/usr/local/Ascend/cann")
 # A shared library that the plugin needs and that the loader did not find.
@@ -165,7 +167,7 @@ def ascend_facts() -> AscendFacts:
         plugin=any(plugins.glob(f"{PLUGIN}*")),
         loaded=context.is_pkg_support_device("Ascend"),
         error=context.load_plugin_error(),
-        cards=count_cards(Path("/dev")),
+        cards=count_cards(Path("/dev")) or int(SIMULATION in os.environ),
         cann=cann_version(os.environ, CANN_PLACES),
         driver=driver_version(Path("/etc/ascend_install.info"), Path("/usr/local/Ascend/driver")),
         accepted_cann=tuple(checker(None).version) if checker else (),
