@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 HEARTBEAT_SECONDS = 20.0
+CLOCK_SECONDS = 1.0
 
 
 def say(text: str) -> None:
@@ -37,21 +38,40 @@ def printable(text: str, keep: str = "") -> str:
 
 @contextmanager
 def stage(text: str) -> Iterator[None]:
-    """Announce a long silence, show that it goes on, and print how long it took."""
+    """Announce a long silence, show that it goes on, and print how long it took.
+
+    On a terminal a clock runs meanwhile; in a log there is a line every 20 seconds.
+    """
     start = time.monotonic()
     done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
-            say(f"  ... still {text[0].lower()}{text[1:]} ({time.monotonic() - start:.0f} s)")
-
     say(f"{text} ...")
-    threading.Thread(target=beat, daemon=True).start()
+    show = _run_clock if sys.stderr.isatty() else _beat
+    # the thread blocks the signals that this one blocks: it inherits that
+    shower = threading.Thread(target=show, args=(text, start, done), daemon=True)
+    shower.start()
     try:
         yield
     finally:
         done.set()
+        shower.join(CLOCK_SECONDS)  # its line is gone before the next one is printed
     say(f"  done in {time.monotonic() - start:.1f} s")
+
+
+def _beat(text: str, start: float, done: threading.Event) -> None:
+    while not done.wait(HEARTBEAT_SECONDS):
+        say(f"  ... still {text[0].lower()}{text[1:]} ({time.monotonic() - start:.0f} s)")
+
+
+def _run_clock(text: str, start: float, done: threading.Event) -> None:
+    """A line that counts the seconds, below any progress bar; it shows nothing in the first second."""
+    if done.wait(CLOCK_SECONDS):
+        return
+    with tqdm(bar_format="  {desc}", leave=False, file=sys.stderr) as clock:
+        while True:
+            seconds = int(time.monotonic() - start)
+            clock.set_description_str(f"{seconds // 60}:{seconds % 60:02d}")
+            if done.wait(CLOCK_SECONDS):
+                return
 
 
 def program_name() -> str:

@@ -11,7 +11,7 @@ from mindspore.amp import DynamicLossScaler
 
 from flux_db.model import flow
 from flux_db.model.optim import FlatOptimizer, flatten
-from flux_db.model.runtime import quiet
+from flux_db.model.quiet import quiet
 from flux_db.step_inputs import StepResult
 
 with quiet():
@@ -99,6 +99,9 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.dropout_key = dropout_key
         self.dynamic_scale = loss_scaler is not None
         self.loss_scaler = self.grad_scaler.loss_scaler
+        # as parameters of the cell: a stored graph is given values for these only
+        self.scale_value = self.loss_scaler.scale_value
+        self.scale_counter = self.loss_scaler.counter if self.dynamic_scale else None
         self.sigmas = Tensor(settings.sigmas, ms.float32)
         self.timesteps = Tensor(settings.timesteps, ms.float32)
         self.weights = Tensor(settings.weights, ms.float32)

@@ -8,7 +8,8 @@ launch() {
     local python
     python="$(environment_python)"
     PATH="$(dirname "$python"):$PATH" \
-        exec "$python" "$root/flux_db/__main__.py" launch ${LOG_DIR:+--log_dir "$LOG_DIR"} ${PORT:+--port "$PORT"} "$@"
+        exec "$python" "$root/flux_db/__main__.py" launch ${LOG_DIR:+--log_dir "$LOG_DIR"} ${PORT:+--port "$PORT"} \
+        ${BIND_CORE:+--bind_core} "$@"
 }
 
 # The first python that has MindSpore: $PYTHON, the active environment's, or the one that demo.sh and test.sh made.

@@ -29,8 +29,9 @@ PACKAGES = {
     "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml stream streams"
     " errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
-    "model": "expected_weights part_weights model_folder parts identity lazy_mindone formulations device_kernels"
-    " operators runtime empty_network gathered_linear sharding filling loading flow optim dropout adapter sampler",
+    "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
+    " formulations device_kernels operators runtime empty_network gathered_linear sharding filling loading flow optim"
+    " dropout adapter sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
     "check": "folders values model memory files pictures everything plan contact_sheet dry_run",
@@ -39,10 +40,11 @@ PACKAGES = {
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "tiny_model pictures",
     "training": "build class_pictures earlier resume prepare snapshot failure checkpoints sample_rounds"
-    " validation_loss validation loop run"
+    " validation_loss validation compiling loop run"
     " worker_logs launch",
     "graph": "ir card_graph",
     "parity": "golden compare",
+    "doctor": "result table machine operators step links examination simulated_step simulation",
     "commands": "command training lora runs demo table",
 }
 # In the root of the package, but above most of it: the heart, whose path is public, and the way in.

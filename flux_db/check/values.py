@@ -189,12 +189,30 @@ def _contradictions(config: Config) -> list[Problem]:
                 also=("device",),
             )
         )
-    if runtime.device == "CPU" and data.enable_mindspore_data_sink:
+    if runtime.device != "CPU" and runtime.jit_level == "O2" and optim.gradient_accumulation_steps > 1:
         problems.append(
             Problem(
-                "--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU",
-                flag="enable_mindspore_data_sink",
+                f"--jit_level O2: not with --gradient_accumulation_steps {optim.gradient_accumulation_steps}, whose"
+                " graph branches; use O1",
+                flag="jit_level",
+                also=("gradient_accumulation_steps", "device"),
+            )
+        )
+    if runtime.device == "CPU" and not runtime.deterministic:
+        problems.append(
+            Problem(
+                "--no-deterministic: of use on Ascend only; leave it out with --device CPU",
+                flag="deterministic",
                 also=("device",),
+            )
+        )
+    if runtime.compile_cache == "off" and runtime.compile_cache_dir is not None:
+        problems.append(
+            Problem(
+                f"--compile_cache_dir {runtime.compile_cache_dir}: not used with --compile_cache off; leave one of them"
+                " out",
+                flag="compile_cache_dir",
+                also=("compile_cache",),
             )
         )
     return problems
@@ -208,15 +226,6 @@ def _crop_problems(config: Config) -> list[Problem]:
             Problem(f"--aspect_ratio_buckets: {text}", flag="aspect_ratio_buckets", also=("resolution", "max_buckets"))
             for text in wrong
         ]
-        if data.enable_mindspore_data_sink:
-            found.append(
-                Problem(
-                    "--enable_mindspore_data_sink: takes batches of one size only; leave it or --aspect_ratio_buckets"
-                    " out",
-                    flag="enable_mindspore_data_sink",
-                    also=("aspect_ratio_buckets",),
-                )
-            )
     if data.cache_crops > 1 and data.center_crop:
         found.append(
             Problem(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from flux_db.atomic import write_file
-from flux_db.commands.command import Command
+from flux_db.commands.command import Command, whole_number
 from flux_db.errors import UserError
 
 
@@ -60,4 +60,35 @@ def selftest(arguments: argparse.Namespace) -> int:
     return compare.run(machine, precision)
 
 
-COMMANDS = {"report": Command(report, report_flags), "selftest": Command(selftest, selftest_flags)}
+def doctor_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "Ascend", "CPU"], default="auto", help="default: auto")
+    parser.add_argument(
+        "--devices", type=whole_number(256), default=1, help="also time an all-reduce over so many devices (default: 1)"
+    )
+    parser.add_argument(
+        "--all_reduce_mb",
+        type=whole_number(4096),
+        default=179,
+        help="size of the all-reduce (default: 179, the gradients of a LoRA of rank 16 in FLUX.1-dev)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--row_file", type=Path, help=argparse.SUPPRESS)  # for the workers that it starts
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Check whether this machine can train, before any model is loaded.
+
+    Prints a table of checks with pass, fail or "not here", and what to do; the exit code is 0 if none failed,
+    otherwise 1. Takes about a minute."""
+    from flux_db.doctor import examination
+
+    if arguments.row_file:
+        return examination.work(arguments.device, arguments.all_reduce_mb, arguments.row_file)
+    return examination.examine(arguments.device, arguments.devices, arguments.all_reduce_mb, json=arguments.json)
+
+
+COMMANDS = {
+    "doctor": Command(doctor, doctor_flags),
+    "report": Command(report, report_flags),
+    "selftest": Command(selftest, selftest_flags),
+}

@@ -72,6 +72,9 @@ def launch(argv: list[str]) -> int:
     parser.add_argument("--nodes", type=int, default=1, help="servers (default: 1)")
     parser.add_argument("--node_rank", type=int, default=0, help="number of this server, from 0 (default: 0)")
     parser.add_argument("--master_addr", default="127.0.0.1", help="address of the first server")
+    parser.add_argument(
+        "--bind_core", action="store_true", help="tie each worker to CPU cores near its card (msrun's --bind_core)"
+    )
     arguments = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
     flags = argv[argv.index("--") + 1 :] if "--" in argv else []
     from flux_db.training import launch as launcher
@@ -86,8 +89,25 @@ def launch(argv: list[str]) -> int:
         node_rank=arguments.node_rank,
         master_addr=arguments.master_addr,
         port=arguments.port,
+        bind_core=arguments.bind_core,
     )
     return launcher.launch(config, flags, where, log_dir)
+
+
+def dry_run_ascend(argv: list[str]) -> int:
+    """Compute a run's device memory on a machine with CANN and no free card; takes the trainer's flags.
+
+    MindSpore compiles the training step for Ascend and simulates one call of it. Not tried by its authors, who have no
+    machine with CANN."""
+    config = parse_config(argv, checks=(check_values, check_files))
+    from flux_db.doctor import simulation
+
+    if simulation.IN_CHILD in os.environ:
+        from flux_db.doctor import simulated_step
+
+        simulated_step.call_once(config)
+        return 0
+    return simulation.run(config)
 
 
 COMMANDS = {
@@ -97,4 +117,5 @@ COMMANDS = {
     "encode": Command(encode),
     "class-images": Command(class_images),
     "launch": Command(launch),
+    "dry-run-ascend": Command(dry_run_ascend),
 }

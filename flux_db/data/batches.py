@@ -171,19 +171,6 @@ class BatchSource:
         return arrays
 
 
-class _Rows:
-    """The same batches as plain tuples, for MindSpore."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, ...]:
-        return self.source[i].given
-
-
 def prefetch(source: BatchSource, workers: int) -> Iterator[StepInputs]:
     """The source's batches in order; with workers, prepared ahead in as many threads."""
     if workers == 0:
@@ -199,14 +186,3 @@ def prefetch(source: BatchSource, workers: int) -> Iterator[StepInputs]:
             yield batch
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def dataset_of(source: BatchSource, workers: int):
-    """A MindSpore dataset of the same batches in the same order, for the data sink."""
-    from mindspore.dataset import GeneratorDataset
-
-    workers = min(max(1, workers), os.cpu_count() or 1)  # MindSpore refuses more
-    names = StepInputs._fields if source.dataset.masked else StepInputs._fields[:-1]
-    return GeneratorDataset(
-        _Rows(source), list(names), shuffle=False, num_parallel_workers=workers, python_multiprocessing=False
-    )

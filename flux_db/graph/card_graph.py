@@ -23,7 +23,8 @@ from mindspore.amp import DynamicLossScaler
 from flux_db.errors import UserError
 from flux_db.graph import ir
 from flux_db.model import adapter, operators, optim, runtime, sharding
-from flux_db.model.runtime import Runtime, quiet
+from flux_db.model.quiet import quiet
+from flux_db.model.runtime import Runtime
 from flux_db.settings.derived import Recomputed
 from flux_db.settings.schema import Config, RuntimeConfig, from_flat_dict
 from flux_db.stream import DROPOUT_NUMBERS

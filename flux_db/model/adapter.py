@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from flux_db.errors import UserError
 from flux_db.model.dropout import NUMBERS, StepDropout
-from flux_db.model.runtime import quiet
+from flux_db.model.quiet import quiet
 from flux_db.settings.schema import LoraConfig
 from flux_db.stream import Purpose, generator
 

@@ -17,7 +17,7 @@ from flux_db.model import parts
 from flux_db.model.empty_network import empty_network
 from flux_db.model.filling import fill
 from flux_db.model.part_weights import choose, some
-from flux_db.model.runtime import quiet
+from flux_db.model.quiet import quiet
 from flux_db.weight_file import WHOLE, Share
 
 # The VAE is small, and half precision shows in pictures.

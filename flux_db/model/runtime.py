@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
-import re
-import sys
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -20,11 +15,9 @@ from mindspore.communication import get_group_size, get_rank, init
 
 from flux_db.console import say
 from flux_db.errors import UserError
-from flux_db.model import lazy_mindone, operators
+from flux_db.model import compile_cache, device, operators
+from flux_db.model.quiet import quiet
 from flux_db.settings.schema import RuntimeConfig
-
-# every module that imports mindone imports this one first
-lazy_mindone.install()
 
 DTYPES = {"no": ms.float32, "fp16": ms.float16, "bf16": ms.bfloat16}
 
@@ -89,40 +82,58 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
 
     `alone`: for work that one process does for all of them, before they start.
     """
-    device, reason = choose_device(config.device)
-    if device == "CPU" and config.mixed_precision == "bf16":
-        raise UserError(
-            f"--mixed_precision bf16: not on {device} ({reason}), which has no bf16 kernels; use no or fp16"
-        )
-    if device == "Ascend":
-        # msrun gives each worker its device by DEVICE_ID
-        ms.set_device(device, int(os.environ.get("DEVICE_ID", "0")))
-        # the same bits in every run and on every rank, or nothing could be resumed exactly
-        ms.set_deterministic(True)
-        ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": config.jit_level})
+    if problem := compile_cache.environment_problem(os.environ):
+        raise UserError(problem)
+    facts = device.ascend_facts()
+    name, reason = device.choose(config.device, facts)
+    if problem := device.precision_problem(name, "", config.mixed_precision):
+        raise UserError(f"{problem} ({reason})")
+    if name == "Ascend":
+        _start_ascend(config)
     else:
-        ms.set_device(device)
+        ms.set_device(name)
         ms.set_context(mode=ms.GRAPH_MODE)
     rank, world_size = (0, 1) if alone else _join(config)
     with quiet():
-        operators.install(device)
+        operators.install(name)
     if rank == 0:
         devices = f", {world_size} processes" if world_size > 1 else ""
-        say(f"device {device} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
-    return Runtime(device=device, dtype=DTYPES[config.mixed_precision], rank=rank, world_size=world_size)
+        say(f"device {name} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
+        if name == "Ascend":
+            _tell_card(facts)
+    return Runtime(device=name, dtype=DTYPES[config.mixed_precision], rank=rank, world_size=world_size)
+
+
+def _start_ascend(config: RuntimeConfig) -> None:
+    # msrun gives each worker its device by DEVICE_ID
+    ms.set_device("Ascend", int(os.environ.get("DEVICE_ID", "0")))
+    problems = (
+        device.precision_problem("Ascend", device.soc_name(), config.mixed_precision),
+        device.overflow_problem("Ascend", os.environ),
+    )
+    if found := [problem for problem in problems if problem]:
+        raise UserError(found)
+    if config.deterministic:
+        # the same bits in every run, or nothing could be resumed exactly
+        ms.set_deterministic(True)
+    else:
+        # ranks must stay equal in any case; MindSpore's switch would unset this one too
+        os.environ["HCCL_DETERMINISTIC"] = "true"
+    ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": config.jit_level})
+    # an operator that waits for another rank counts as running; MindSpore's own limit is 900 s
+    ms.device_context.ascend.op_debug.execute_timeout(device.PATIENCE_SECONDS)
+
+
+def _tell_card(facts: device.AscendFacts) -> None:
+    ops.add(Tensor([1.0], ms.float32), 1.0).asnumpy()  # MindSpore knows the memory only after a first operator
+    say(f"  {device.describe(device.card(), facts)}")
+    if warning := device.cann_warning(facts):
+        say(f"warning: {warning}")
 
 
 def choose_device(wanted: str) -> tuple[str, str]:
     """The device to use, and the reason in words."""
-    with quiet():
-        available = ms.hal.is_available("Ascend")
-    if wanted == "Ascend" and not available:
-        raise UserError(
-            "--device Ascend: MindSpore sees no Ascend device here; check npu-smi and CANN, or use --device CPU"
-        )
-    if wanted != "auto":
-        return wanted, "asked for by --device"
-    return ("Ascend", "found") if available else ("CPU", "no Ascend device found")
+    return device.choose(wanted, device.ascend_facts())
 
 
 def _join(config: RuntimeConfig) -> tuple[int, int]:
@@ -134,57 +145,3 @@ def _join(config: RuntimeConfig) -> tuple[int, int]:
     # mindone's TrainStep looks at the mode when it is built
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
     return get_rank(), get_group_size()
-
-
-# loading.py compares the weights itself and refuses what is wrong: mindone's report does not know T5's tied embedding.
-_JUDGED = re.compile(r"Some weights of .* were not (initialized from|used when)", re.DOTALL)
-# Remarks for the authors of the code.
-_ABOUT_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, SyntaxWarning, ResourceWarning)
-
-
-class quiet:
-    """Keep mindone's and transformers' remarks on import and loading off the terminal.
-
-    Errors still raise, and warnings are printed at the end, because they may be about the result.
-    """
-
-    def __enter__(self) -> None:
-        sys.stdout.flush()  # what was printed before is not a remark
-        self._stdout = os.dup(1)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)
-        self._filters = warnings.catch_warnings(record=True)
-        self._warnings = self._filters.__enter__()
-        warnings.simplefilter("always")
-        self._records: list[logging.LogRecord] = []
-        self._make_record = logging.getLogRecordFactory()
-        logging.setLogRecordFactory(self._keep_record)
-
-    def __exit__(self, *_: object) -> None:
-        logging.setLogRecordFactory(self._make_record)
-        self._filters.__exit__(None, None, None)
-        sys.stdout.flush()
-        os.dup2(self._stdout, 1)
-        os.close(self._stdout)
-        for text in dict.fromkeys(self._remarks()):
-            say(f"warning: {text}")
-
-    def _keep_record(self, *args: Any, **options: Any) -> logging.LogRecord:
-        record = self._make_record(*args, **options)
-        if record.levelno < logging.ERROR:
-            if record.levelno >= logging.WARNING:
-                self._records.append(record)
-            record.levelno = -1  # below the level of every handler
-        return record
-
-    def _remarks(self) -> Iterator[str]:
-        texts = [(record.name, record.getMessage()) for record in self._records]
-        texts += [
-            (warning.category.__name__, str(warning.message))
-            for warning in self._warnings
-            if not issubclass(warning.category, _ABOUT_CODE)
-        ]
-        for source, text in texts:
-            if not _JUDGED.match(text):
-                yield f"{source}: {' '.join(text.split())[:500]}"

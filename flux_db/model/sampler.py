@@ -13,7 +13,7 @@ from mindspore import Tensor, nn
 from PIL import Image
 
 from flux_db.model import flow, loading
-from flux_db.model.runtime import quiet
+from flux_db.model.quiet import quiet
 from flux_db.size import Size
 from flux_db.stream import Purpose, generator
 

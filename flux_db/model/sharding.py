@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from mindspore import mint, nn
 from mindspore.communication import GlobalComm
 
-from flux_db.model.runtime import Runtime, quiet
+from flux_db.model.quiet import quiet
+from flux_db.model.runtime import Runtime
 from flux_db.weight_file import Share
 
 

@@ -53,9 +53,12 @@ FREE = frozenset(
         "distributed",
         "shard_base",
         "jit_level",
+        "deterministic",
+        "compile_cache",
+        "compile_cache_dir",
         "gradient_checkpointing",
         "dataloader_num_workers",
-        "enable_mindspore_data_sink",
+        "enable_mindspore_data_sink",  # of checkpoints by version 0.1
     }
 )
 

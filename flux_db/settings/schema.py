@@ -96,8 +96,6 @@ class DataConfig:
     """Folder for encoded prompts and pictures, which later runs use again. Without it: cache in --output_dir."""
     dataloader_num_workers: int = 1
     """Threads that prepare batches ahead of training; 0 prepares each batch when it is needed."""
-    enable_mindspore_data_sink: bool = False
-    """Send batches to the device through MindSpore's data sink. Ascend only."""
 
 
 # What diffusers' script trains by default: attention and feed-forward of both streams.
@@ -300,7 +298,7 @@ class RuntimeConfig:
     """Device, precision and speed"""
 
     device: Literal["auto", "Ascend", "CPU"] = "auto"
-    """auto takes Ascend where there is one, otherwise the CPU."""
+    """auto takes Ascend where there is one, otherwise the CPU, and prints why."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Precision of the frozen model and of all products; the LoRA's own weights are always float32. bf16 is recommended
     on Ascend and refused on the CPU, whose backend has no bf16 kernels."""
@@ -309,7 +307,16 @@ class RuntimeConfig:
     the flag alone means: everything but the inputs of the transformer's blocks. attention: the attention layers only.
     A number: that many blocks, the first ones. none: nothing."""
     jit_level: Literal["O0", "O1", "O2"] = "O1"
-    """MindSpore's compilation level on Ascend. The CPU backend always compiles at O0."""
+    """MindSpore's compilation level on Ascend; O2 cannot accumulate gradients. The CPU always compiles at O0."""
+    deterministic: bool = True
+    """Ask Ascend for the same bits in every run, which exact resuming needs. Its price is slower gradients of the
+    attention and slower collectives; --no-deterministic saves that. The CPU computes the same bits in any case."""
+    compile_cache: Literal["auto", "on", "off"] = "auto"
+    """Store the compiled training step, so that a later run or a resume with the same settings, sizes and versions
+    does not compile it again. The result is the same. auto: on Ascend, where compiling takes minutes."""
+    compile_cache_dir: str | None = None
+    """Folder for compiled training steps. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
+    folder."""
     distributed: bool = False
     """Demand several devices: refused in a process that msrun did not start. Under msrun it need not be given."""
     shard_base: bool = False

@@ -30,6 +30,7 @@ from flux_db.console import say
 from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
 from flux_db.interrupt import COMMAND, heeded
+from flux_db.model.device import PATIENCE_SECONDS
 from flux_db.settings.schema import Config
 from flux_db.training import worker_logs
 
@@ -40,10 +41,10 @@ MARK = "FLUX_DB_LAUNCH"
 MSRUN = [str(Path(sys.executable).parent / "msrun")]
 
 # A rank may wait this long for another: drawing samples and compiling take their time.
-PATIENCE = {"HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600"}
+PATIENCE = {"HCCL_CONNECT_TIMEOUT": str(PATIENCE_SECONDS), "HCCL_EXEC_TIMEOUT": str(PATIENCE_SECONDS)}
 # On one server msrun itself sees a dead worker at once, so nothing is lost by waiting long for its sign of life. On
 # several the default of 30 s stays: it is how the others notice.
-ONE_SERVER_PATIENCE = {"MS_NODE_TIMEOUT": "3600"}
+ONE_SERVER_PATIENCE = {"MS_NODE_TIMEOUT": str(PATIENCE_SECONDS)}
 # Workers of other servers are waited for this long.
 CLUSTER_SECONDS = 600
 # The scheduler ends by itself after its workers. If one of them failed it waits for minutes, and is stopped.
@@ -65,6 +66,8 @@ class Devices:
     master_addr: str = "127.0.0.1"
     port: int | None = None
     """None: a free one is found."""
+    bind_core: bool = False
+    """msrun ties each worker to CPU cores near its card."""
 
     @property
     def total(self) -> int:
@@ -190,6 +193,8 @@ class Supervisor:
         ]
         if where.nodes > 1:
             msrun.append(f"--node_rank={where.node_rank}")
+        if where.bind_core:
+            msrun.append("--bind_core=True")
         say(f"Starting {where.devices} workers; their logs are in {self.log_dir}")
         shown = worker_logs.follow(worker_logs.worker(self.log_dir, 0)) if where.node_rank == 0 else nullcontext()
         with (self.log_dir / worker_logs.MSRUN).open("wb") as output, shown:
@@ -295,10 +300,12 @@ def _port(where: Devices, stage: int) -> int:
 
 def launched_as(where: Devices) -> str:
     """The words that start the same launch again, but for the trainer's flags."""
+    bound = ["BIND_CORE=1"] if where.bind_core else []
     if where.nodes > 1:
         return shlex.join(
             [
                 "env",
+                *bound,
                 f"NODES={where.nodes}",
                 f"NODE_RANK={where.node_rank}",
                 f"MASTER_ADDR={where.master_addr}",
@@ -307,4 +314,4 @@ def launched_as(where: Devices) -> str:
                 "scripts/train_nodes.sh",
             ]
         )
-    return shlex.join(["env", f"DEVICES={where.devices}", "bash", "scripts/train_multi.sh"])
+    return shlex.join(["env", *bound, f"DEVICES={where.devices}", "bash", "scripts/train_multi.sh"])

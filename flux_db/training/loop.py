@@ -8,12 +8,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import mindspore as ms
-import numpy as np
 from mindspore import Tensor
 
-from flux_db.console import say, stage
-from flux_db.data.batches import BatchSource, dataset_of, prefetch
+from flux_db.console import say
+from flux_db.data.batches import BatchSource, prefetch
 from flux_db.errors import describe
 from flux_db.interrupt import StopRequest, resume_command
 from flux_db.model.runtime import Runtime
@@ -25,6 +23,7 @@ from flux_db.settings.schema import Config
 from flux_db.step_inputs import StepResult
 from flux_db.training.build import Training
 from flux_db.training.checkpoints import Checkpoints
+from flux_db.training.compiling import StepCompiler, tensors
 from flux_db.training.failure import CAUSES, TrainingFailed
 from flux_db.training.resume import Ground, Start
 from flux_db.training.validation import Validation
@@ -54,6 +53,7 @@ class Loop:
         checkpoints: Checkpoints,
         validation: Validation,
         stop: StopRequest,
+        compiler: StepCompiler,
     ) -> None:
         self.config = config
         self.runtime = runtime
@@ -64,6 +64,7 @@ class Loop:
         self.checkpoints = checkpoints
         self.validation = validation
         self.stop = stop
+        self.compiler = compiler
         self._stop_agreed = False
         self._clock = time.monotonic()
 
@@ -143,19 +144,10 @@ class Loop:
     def _results(self) -> Iterator[Tensor]:
         """The step's result for every micro-batch, in order."""
         data = self.config.data
-        if data.enable_mindspore_data_sink:
-            sunk = ms.data_sink(self.training.step, dataset_of(self.source, data.dataloader_num_workers), sink_size=1)
-            for _ in range(len(self.source)):
-                yield sunk()
-            return
-        compiled = set()
+        self.compiler.prepare()
         for i, batch in enumerate(prefetch(self.source, data.dataloader_num_workers)):
-            inputs = [Tensor(np.asarray(column)) for column in batch.given]
-            if (size := self.source.size(i)) not in compiled:
-                several = len(self.source.dataset.sizes) > 1
-                with stage("Compiling the training step" + (f" for {size}" if several else "")):
-                    self.training.step.compile(*inputs)
-                compiled.add(size)
+            inputs = tensors(batch)
+            if self.compiler.demand(self.source.size(i), inputs) or i == 0:
                 self._clock = time.monotonic()
             yield self.training.step(*inputs)
 

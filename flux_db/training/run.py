@@ -23,6 +23,7 @@ from flux_db.settings.schema import Config
 from flux_db.training import sample_rounds, snapshot
 from flux_db.training.build import Training, step_settings
 from flux_db.training.checkpoints import Checkpoints
+from flux_db.training.compiling import StepCompiler
 from flux_db.training.failure import TrainingFailed
 from flux_db.training.loop import Loop
 from flux_db.training.prepare import Prepared
@@ -69,7 +70,8 @@ def train(
             total_steps=training.total_steps,
         )
         source = batch_source(config, training, cache, dataset, progress)
-        loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop)
+        compiler = StepCompiler(config, runtime, prepared.model, training.step, source)
+        loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop, compiler)
         return Outcome(loop.run(start, ground), checkpoints.facts)
     except TrainingFailed as problem:
         if runtime.is_main or not problem.everywhere:

@@ -32,7 +32,7 @@ pretrained_model_name_or_path revision variant cache_dir
 instance_data_dir instance_prompt class_data_dir class_prompt with_prior_preservation prior_loss_weight num_class_images
 dataset_name dataset_config_name image_column caption_column trigger_word alpha_background
 max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
-dataloader_num_workers enable_mindspore_data_sink
+dataloader_num_workers
 aspect_ratio_buckets max_buckets cache_crops mask_dir alpha_mask unmasked_weight caption_dropout
 rank lora_rank lora_alpha lora_dropout lora_compute lora_layers
 guidance_scale weighting_scheme logit_mean logit_std mode_scale
@@ -45,7 +45,8 @@ output_dir dry_run
 seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
 upcast_before_saving report_to logging_dir
 push_to_hub hub_model_id hub_private
-device mixed_precision gradient_checkpointing jit_level distributed shard_base
+device mixed_precision gradient_checkpointing jit_level distributed shard_base deterministic
+compile_cache compile_cache_dir
 """
 FLAGS = FLAG_NAMES.split()
 
@@ -438,8 +439,16 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             "--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU",
         ),
         (
-            ["--device=CPU", "--enable_mindspore_data_sink"],
-            "--enable_mindspore_data_sink: works on Ascend only; leave it out with --device CPU",
+            ["--device=CPU", "--no-deterministic"],
+            "--no-deterministic: of use on Ascend only; leave it out with --device CPU",
+        ),
+        (
+            ["--compile_cache=off", "--compile_cache_dir=graphs"],
+            "--compile_cache_dir graphs: not used with --compile_cache off; leave one of them out",
+        ),
+        (
+            ["--device=Ascend", "--jit_level=O2", "--gradient_accumulation_steps=2"],
+            "--jit_level O2: not with --gradient_accumulation_steps 2, whose graph branches; use O1",
         ),
         (["--caption_dropout=1.5"], "--caption_dropout 1.5: must be from 0 to 1"),
         (["--unmasked_weight=-0.1"], "--unmasked_weight -0.1: must be from 0 to 1"),
@@ -474,10 +483,6 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             ["--aspect_ratio_buckets=512,512;480,544", "--max_buckets=1"],
             "--aspect_ratio_buckets: 2 sizes, each a graph to compile; name fewer, or allow them by --max_buckets",
         ),
-        (
-            ["--aspect_ratio_buckets=auto", "--enable_mindspore_data_sink"],
-            "--enable_mindspore_data_sink: takes batches of one size only; leave it or --aspect_ratio_buckets out",
-        ),
         (["--allow_changed=rank,sed"], "--allow_changed sed: no such setting; did you mean seed?"),
     ],
 )
@@ -489,7 +494,7 @@ def test_values_that_cannot_be_meant(flags, problem):
     "flags",
     [
         ["--lr_scheduler=constant_with_warmup", "--lr_warmup_steps=8", "--max_train_steps=8"],
-        ["--mixed_precision=bf16", "--enable_mindspore_data_sink", "--device=Ascend"],
+        ["--mixed_precision=bf16", "--no-deterministic", "--device=Ascend"],
         ["--mixed_precision=fp16", "--device=CPU", "--dataloader_num_workers=0"],
         ["--aspect_ratio_buckets=512,512;480,544;", "--max_buckets=2", "--caption_dropout=1", "--unmasked_weight=0"],
         ["--mode_scale=-1", "--lora_dropout=0", "--adam_beta1=0", "--max_sequence_length=1", "--resolution=16"],
