@@ -42,7 +42,7 @@ PACKAGES = {
     "training": "build class_pictures earlier resume prepare snapshot failure checkpoints sample_rounds"
     " validation_loss validation compiling loop run"
     " worker_logs launch",
-    "graph": "ir card_graph",
+    "graph": "ir ascend_graph",
     "parity": "golden compare",
     "doctor": "result table machine operators step links examination simulated_step simulation",
     "commands": "command training lora runs demo table",

@@ -1,1 +1,1 @@
-"""The graph that a card would run, compiled and read on a machine without one."""
+"""The graph that an Ascend device would run, compiled and read on a machine without one."""

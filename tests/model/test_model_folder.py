@@ -345,7 +345,7 @@ def test_a_network_is_never_left_with_random_weights(cpu, model, part, shards, m
 
 CHATTER = """
 import logging, os, warnings
-from flux_db.model.runtime import quiet
+from flux_db.model.quiet import quiet
 
 print("before")
 with quiet():

@@ -1,4 +1,4 @@
-"""The graphs that a card would run, read without one: what is in them, what they keep, what they send."""
+"""The graphs that an Ascend device would run, read without one: what is in them, what they keep, what they send."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import program
 import pytest
 
 from flux_db.graph import ir
-from flux_db.graph.card_graph import CARDS, EVERYTHING, GRAPHS, SMALL_WIDTHS, Case
+from flux_db.graph.ascend_graph import DEVICES, EVERYTHING, GRAPHS, SMALL_WIDTHS, Case
 
 BLOCKS = SMALL_WIDTHS["num_layers"] + SMALL_WIDTHS["num_single_layers"]
 TRAINED = 36
@@ -84,7 +84,7 @@ OTHER = {"AllGather", "AllReduce", "Assign", "Contiguous", "ExpandDims", "Identi
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory) -> dict[str, ir.Graph]:
     folder = tmp_path_factory.mktemp("graphs")
-    words = [program.PYTHON, "-m", "flux_db.graph.card_graph", str(folder), *GRAPHS]
+    words = [program.PYTHON, "-m", "flux_db.graph.ascend_graph", str(folder), *GRAPHS]
     done = program.run(words, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return {path.stem: ir.parse(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
@@ -173,7 +173,7 @@ def test_one_all_reduce_for_each_update(graphs, name, count):
 def test_a_spread_base_is_gathered_again_and_not_kept(graphs):
     gathers = graphs["sharded"].of("AllGather")
     assert any(node.is_repeated for node in gathers)
-    assert all(kind.shape[0] * 1 == node.input_types[0].shape[0] * CARDS for node in gathers for kind in node.outputs)
+    assert all(kind.shape[0] * 1 == node.input_types[0].shape[0] * DEVICES for node in gathers for kind in node.outputs)
     assert not [node for node in graphs["sharded"].kept() if node.op == "AllGather" and "_blocks-" in node.scope]
 
 

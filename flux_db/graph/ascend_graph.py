@@ -1,4 +1,4 @@
-"""The graphs that a card would run, compiled on a machine without one, up to the choice of kernels.
+"""The graphs that an Ascend device would run, compiled on a machine without one, up to the choice of kernels.
 
 MindSpore's front end does not depend on the device: it traces, differentiates, recomputes and optimises in the same
 way, and only then looks for kernels. A CPU has none for bf16 or for flash attention, so compiling ends there with an
@@ -45,7 +45,7 @@ SMALL_WIDTHS = {
 }
 LATENT_CHANNELS = 16
 NONE = Recomputed("none")
-CARDS = 8
+DEVICES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Case:
     dtype: ms.Type = ms.bfloat16
     recomputed: Recomputed = Recomputed("blocks")  # noqa: RUF009
     accumulation: int = 1
-    cards: int = 1
+    devices: int = 1
     shard_base: bool = False
     prior: bool = False
     masked: bool = False
@@ -90,11 +90,11 @@ def _build_step(case: Case) -> TrainStepForFluxDevDB:
     config = case.config
     transformer = build_transformer(case.widths, case.dtype)
     if case.shard_base:
-        _cut(transformer, Share(0, case.cards))
+        _cut(transformer, Share(0, case.devices))
     key = adapter.inject(transformer, config.lora, 0, case.rows, _lora_dtype(case))
-    with _pretended_cards(case.cards):
+    with _pretended_devices(case.devices):
         if case.shard_base:
-            sharding.shard_base(transformer, Runtime(device="Ascend", dtype=case.dtype, world_size=case.cards))
+            sharding.shard_base(transformer, Runtime(device="Ascend", dtype=case.dtype, world_size=case.devices))
         recompute(transformer, case.recomputed)
         optimizer = optim.build_optimizer(list(adapter.parameters(transformer).values()), config.optim)
         scaler = DynamicLossScaler(2.0**16, 2, 2000) if case.dtype == ms.float16 else None
@@ -127,7 +127,7 @@ def _settings(case: Case) -> StepSettings:
         guidance_scale=1.0,
         prior_loss_weight=1.0 if case.prior else None,
         accumulation=case.accumulation,
-        world_size=case.cards,
+        world_size=case.devices,
         dtype=case.dtype,
     )
 
@@ -277,7 +277,7 @@ def _for_ascend(build: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _pretended_cards(count: int) -> Iterator[None]:
+def _pretended_devices(count: int) -> Iterator[None]:
     """Collectives are built as if `count` processes had joined."""
     from mindone.models.modules.parallel import dense, param_wrapper
     from mindone.trainers import zero
@@ -319,13 +319,13 @@ def compiled(cell: nn.Cell, inputs: Sequence[Tensor]) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
 
 
-EVERYTHING = Case(accumulation=2, cards=CARDS, prior=True, masked=True, flags={"lora_dropout": 0.1})
+EVERYTHING = Case(accumulation=2, devices=DEVICES, prior=True, masked=True, flags={"lora_dropout": 0.1})
 GRAPHS: dict[str, Callable[[], str]] = {
     "step": lambda: training_step(Case()),
     "everything": lambda: training_step(EVERYTHING),
     "fp16": lambda: training_step(Case(dtype=ms.float16, recomputed=NONE, flags={"optimizer": "prodigy"})),
     "attention": lambda: training_step(Case(recomputed=Recomputed("attention"))),
-    "sharded": lambda: training_step(Case(cards=CARDS, shard_base=True)),
+    "sharded": lambda: training_step(Case(devices=DEVICES, shard_base=True)),
     "sampler": sampler,
     "validation loss": validation_loss,
     "T5": t5,
@@ -333,11 +333,11 @@ GRAPHS: dict[str, Callable[[], str]] = {
     "VAE encoder": lambda: vae(decode=False),
     "VAE decoder": lambda: vae(decode=True),
 }
-"""What the program runs on a card, at small widths."""
+"""What the program runs on Ascend, at small widths."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """`python -m flux_db.graph.card_graph FOLDER NAME ...`: a file for each graph; in a process of its own, because a
+    """`python -m flux_db.graph.ascend_graph FOLDER NAME ...`: a file for each graph; in a process of its own, because a
     compilation that ended in an error may disturb the next one that is meant to run."""
     folder, *names = argv
     runtime.start(RuntimeConfig(device="CPU"))
