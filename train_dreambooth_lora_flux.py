@@ -7,6 +7,7 @@ Usage: python train_dreambooth_lora_flux.py --config configs/demo_cpu.yaml [--fl
 import sys
 from contextlib import nullcontext
 
+import flux_db.early_interrupt  # noqa: F401  before the other imports
 from flux_db.child import end_with_parent
 from flux_db.errors import run_guarded
 from flux_db.interrupt import StopRequest

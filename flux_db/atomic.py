@@ -50,8 +50,8 @@ def write_png(path: Path | str, picture: Image.Image, **options: Any) -> None:
 def write_folder(path: Path | str, files: Files, *, set_aside: Path | None = None) -> None:
     """Write the folder with all its files (relative paths) in one step; missing parents are made.
 
-    What stands at `path` is moved to `set_aside` once the new folder is complete on disk. Without `set_aside` only an
-    empty folder may stand there; anything else is an OSError.
+    What is at `path` is moved to `set_aside` once the new folder is complete on disk. Without `set_aside` only an
+    empty folder may be there; anything else is an OSError.
     """
     path = Path(path)
     temp = temp_path(path)
@@ -75,7 +75,7 @@ def remove_folder(path: Path | str) -> None:
 
 
 def temp_path(path: Path, role: Literal["new", "old"] = "new") -> Path:
-    """A fresh temporary name beside `path`. In order of names what is to come stands before what is to go."""
+    """A fresh temporary name beside `path`. Sorted by name, new content comes before old."""
     return path.parent / f"{TEMP_PREFIX}{role}-{os.getpid()}-{secrets.token_hex(6)}"
 
 

@@ -54,7 +54,7 @@ def run(words: Sequence[str], what: str, files: Sequence[int] = ()) -> None:
     if code < 0:
         raise ChildFailed(f"{what} was ended by {signal.Signals(-code).name}", 128 - code)
     if code:
-        raise ChildFailed(f"{what} failed with exit code {code}; its messages stand above", code)
+        raise ChildFailed(f"{what} failed with exit code {code}; see its messages above", code)
 
 
 # --- in the child ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 
-from flux_db import streams
+from flux_db import early_interrupt, streams
 from flux_db.console import printable, show_warning
 
 # EFBIG: what a limit on the size of files (ulimit -f) answers
@@ -66,6 +66,7 @@ def run_guarded(main: Callable[[], int | None], *, prints_results: bool = True) 
 
 def _ending(main: Callable[[], int | None]) -> int:
     try:
+        early_interrupt.hear()
         _demand_current_folder()
         return main() or 0
     except UserError as error:

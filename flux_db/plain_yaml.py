@@ -1,4 +1,4 @@
-"""YAML that somebody else wrote, within limits: a few lines of it may stand for more objects than memory holds."""
+"""YAML that somebody else wrote, within limits: a few lines of it may expand to more objects than memory holds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load(text: str, loader: type[Loader] = Loader) -> Any:
 
 
 def _count(node: yaml.Node, known: dict[int, int], within: set[int]) -> int:
-    """How many values the node stands for, if every alias is written out."""
+    """How many values the node has, if every alias is written out."""
     if id(node) in within:
         raise _problem("an anchor that holds itself", node.start_mark)
     if id(node) not in known:
@@ -61,7 +61,7 @@ def _count(node: yaml.Node, known: dict[int, int], within: set[int]) -> int:
             children = [child for pair in node.value for child in pair]
         known[id(node)] = 1 + sum(_count(child, known, {*within, id(node)}) for child in children)
         if known[id(node)] > MOST_VALUES:
-            raise _problem(f"aliases that stand for more than {MOST_VALUES:,} values", node.start_mark)
+            raise _problem(f"aliases that expand to more than {MOST_VALUES:,} values", node.start_mark)
     return known[id(node)]
 
 

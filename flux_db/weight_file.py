@@ -1,4 +1,4 @@
-"""A safetensors file, tensor by tensor: what it holds is told from its header, and nothing else is loaded.
+"""A safetensors file, tensor by tensor: its header says what it holds, and nothing else is loaded.
 
 The file may be anybody's. The safetensors library checks the header (types, offsets, holes, overlaps, the file's size);
 here is what it lets pass, and which tensor is meant where it does not say so.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -45,6 +45,9 @@ _HEADER_LIMIT = 16 * 2**20
 _NAME_LIMIT = 500
 _DIMENSIONS_LIMIT = 8
 
+# Elements that are converted at a time: few enough to stay in the processor's cache.
+_PIECE = 2**18
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -58,6 +61,29 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Share:
+    """One of several equal parts of a tensor, cut along its first dimension."""
+
+    number: int = 0
+    count: int = 1
+
+    def divides(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of this shape can be cut into so many equal parts."""
+        return self.count > 1 and len(shape) > 0 and shape[0] >= self.count and shape[0] % self.count == 0
+
+    def rows(self, shape: Sequence[int]) -> range:
+        """This part's rows; of a tensor that cannot be cut, all of them."""
+        rows = shape[0] if shape else 1
+        if not self.divides(shape):
+            return range(rows)
+        size = rows // self.count
+        return range(self.number * size, (self.number + 1) * size)
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True)
 class WeightFile:
     path: Path
     entries: dict[str, Entry]
@@ -65,16 +91,42 @@ class WeightFile:
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, as a copy."""
+        return self.read_as(name, DTYPES[self.entries[name].dtype])
+
+    def read_as(self, name: str, dtype: np.dtype, share: Share = WHOLE) -> np.ndarray:
+        """One tensor, or a share of its rows, converted to another type.
+
+        Other types are converted piece by piece: memory holds the tensor once, in the type that is asked for.
+        """
         entry = self.entries[name]
+        rows = share.rows(entry.shape)
+        stored = DTYPES[entry.dtype]
+        row_size = (entry.end - entry.start) // entry.shape[0] if entry.shape else stored.itemsize
+        values = np.empty(len(rows) * row_size // stored.itemsize, dtype)
         try:
             with open_regular(self.path) as file:
-                file.seek(entry.start)
-                data = file.read(entry.end - entry.start)
+                file.seek(entry.start + rows.start * row_size)
+                complete = _read_same(file, values) if stored == dtype else _read_converted(file, values, stored)
         except OSError as problem:
             raise UserError(f"{self.path}: cannot be read: {problem.strerror}") from problem
-        if len(data) < entry.end - entry.start:
+        if not complete:
             raise UserError(f"{self.path}: became shorter while it was read; {name} is cut off")
-        return np.frombuffer(data, DTYPES[entry.dtype]).reshape(entry.shape)
+        return values.reshape((len(rows), *entry.shape[1:]) if entry.shape else ())
+
+
+def _read_same(file: BinaryIO, values: np.ndarray) -> bool:
+    """Fills the array with bytes of the file; False if there are too few."""
+    return file.readinto(values.view(np.uint8)) == values.nbytes
+
+
+def _read_converted(file: BinaryIO, values: np.ndarray, stored: np.dtype) -> bool:
+    piece = np.empty(min(len(values), _PIECE), stored)
+    for start in range(0, len(values), _PIECE):
+        target = values[start : start + _PIECE]
+        if not _read_same(file, piece[: len(target)]):
+            return False
+        target[:] = piece[: len(target)]
+    return True
 
 
 def open_weights(path: Path) -> WeightFile:

@@ -68,26 +68,26 @@ def compare_results(folder: Path) -> None:
     print("|---|---|---|")
     for devices in (2, 4):
         run = train(folder, f"{devices}", devices, GLOBAL_BATCH // devices, [*flags, "--max_train_steps", "10"])
-        tell(f"{devices} devices x batch {GLOBAL_BATCH // devices}", run, reference)
+        report(f"{devices} devices x batch {GLOBAL_BATCH // devices}", run, reference)
     run = train(folder, "sharded", 2, 2, [*flags, "--max_train_steps", "10", "--shard_base"])
-    tell("2 devices, `--shard_base`", run, reference)
+    report("2 devices, `--shard_base`", run, reference)
     train(folder, "moved", 2, 2, [*flags, "--max_train_steps", "5"])
     more = [*flags, "--max_train_steps", "10", "--resume_from_checkpoint", "latest"]
-    tell("2 devices for 5 steps, then 1 device", train(folder, "moved", 1, GLOBAL_BATCH, more), reference)
+    report("2 devices for 5 steps, then 1 device", train(folder, "moved", 1, GLOBAL_BATCH, more), reference)
     prior = ["--with_prior_preservation", "--class_prompt", "a dog", "--num_class_images", "3"]
     prior += ["--validation_inference_steps", "2", "--sample_batch_size", "1", "--max_train_steps", "5"]
     runs = []
     for devices in (1, 2):
         classes = ["--class_data_dir", str(folder / f"class{devices}")]
         runs.append(train(folder, f"prior{devices}", devices, GLOBAL_BATCH // devices, [*flags, *prior, *classes]))
-    tell("2 devices, with class pictures, 5 steps", runs[1], runs[0])
+    report("2 devices, with class pictures, 5 steps", runs[1], runs[0])
     drawn = [[path.read_bytes() for path in sorted((folder / f"class{n}").iterdir())] for n in (1, 2)]
     print(
         f"class pictures drawn by one and by two devices: {'the same bytes' if drawn[0] == drawn[1] else 'they differ'}"
     )
 
 
-def tell(name: str, run: Run, reference: Run) -> None:
+def report(name: str, run: Run, reference: Run) -> None:
     weights, expected = run.weights, reference.weights
     weight = max(float(np.abs(weights[key] - expected[key]).max()) for key in expected)
     loss = max(abs(a / b - 1) for a, b in zip(run.losses, reference.losses, strict=True))

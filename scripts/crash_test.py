@@ -244,8 +244,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = crash_test(Path(folder), arguments.kills, arguments.seed)
-    told = ", ".join(f"{moment} {count}" for moment, count in result.kills.items())
-    print(f"{result.kills.total()} kills ({told}): {result.identical} identical, {result.lost} lost; ", end="")
+    moments = ", ".join(f"{moment} {count}" for moment, count in result.kills.items())
+    print(f"{result.kills.total()} kills ({moments}): {result.identical} identical, {result.lost} lost; ", end="")
     print(f"{result.ends} runs came to their end and were compared")
     print("\n".join(f"compared without: {name} ({why})" for name, why in MAY_DIFFER.items()))
     for problem in result.problems:

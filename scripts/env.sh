@@ -4,7 +4,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 # Install this package into .venv and put that first on PATH. $1: extras such as [test], or nothing.
-# Quick when it was done before: a stamp in .venv tells for which pyproject.toml.
+# Quick when it was done before: a stamp in .venv says for which pyproject.toml.
 install() {
     local extras="${1:-}" stamp=".venv/.installed${1:-}" wanted
     wanted="$(cksum pyproject.toml) $PWD"

@@ -28,14 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import program  # noqa: E402  a script finds its package beside it
-from world import World, lora_bytes, make_world, without_time  # noqa: E402
+from small_run import BARE, lora_bytes, metrics, trainer, write_inputs
 
-from flux_db.atomic import leftovers  # noqa: E402
-from flux_db.run import checkpoint  # noqa: E402
+from flux_db.atomic import leftovers
+from flux_db.run import checkpoint
 
 STEPS = 12
 SAVE_EVERY = 2
@@ -54,7 +52,7 @@ class Result:
     """None: it hung."""
     step: int = 0
     """Of the newest checkpoint that was left."""
-    told: str = ""
+    message: str = ""
     problems: list[str] = field(default_factory=list)
 
 
@@ -95,13 +93,12 @@ def _mount(*words: str) -> bool:
         return False
 
 
-def settings(world: World, folder: Path, **changes: Any) -> dict[str, Any]:
-    return world.settings(
+def command(inputs: Path, folder: Path, **changes: Any) -> list[str]:
+    return trainer(
+        inputs,
         folder / "out",
         encode_cache_dir=folder / "cache",
-        # LoRA in the last block only: the step compiles in seconds
-        lora_layers="single_transformer_blocks.1.attn.to_q",
-        # ... and checkpoints larger than most other files
+        # checkpoints larger than most other files
         rank=64,
         max_train_steps=STEPS,
         checkpointing_steps=SAVE_EVERY,
@@ -118,7 +115,7 @@ class FullDisk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.world = make_world(folder)
+        write_inputs(folder)
         self.calm = folder / "calm"
         done = self._train(self.calm)
         if done.returncode:
@@ -159,13 +156,22 @@ class FullDisk:
         return result
 
     def _train(self, folder: Path, limit: int | None = None, **changes: Any) -> subprocess.CompletedProcess:
-        words = program.trainer(settings(self.world, folder, **changes))
+        words = command(self.folder, folder, **changes)
 
         def refuse_large_files() -> None:
             if limit is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-        return program.run(words, timeout=SECONDS, preexec_fn=refuse_large_files)
+        return subprocess.run(
+            words,
+            env=BARE,
+            timeout=SECONDS,
+            preexec_fn=refuse_large_files,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
 
     def _judge_files(self, folder: Path, kept: dict[str, bytes], result: Result) -> None:
         """Everything that is there must be whole, and what was there before still the same."""
@@ -196,6 +202,7 @@ def _lay_out(folder: Path, calm: Path, earlier: Path, *, resumed: bool) -> None:
         if resumed:
             name = f"checkpoint-{RESUME_AT}"
             shutil.copytree(calm / "out" / name, folder / "out" / name)
+            shutil.copytree(calm / "cache", folder / "cache")
     except (OSError, shutil.Error):
         for path in folder.iterdir():
             shutil.rmtree(path)
@@ -208,7 +215,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 def _judge(done: subprocess.CompletedProcess, result: Result) -> None:
     lines = done.stderr.strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
-    result.told = errors[-1] if errors else ""
+    result.message = errors[-1] if errors else ""
     if done.returncode not in (0, 1):
         result.problems.append(f"exit code {done.returncode}: {done.stderr[-500:]}")
     if done.returncode == 1 and not errors:
@@ -221,17 +228,13 @@ def _judge(done: subprocess.CompletedProcess, result: Result) -> None:
 def _judge_metrics(path: Path, calm: Path) -> list[str]:
     if not path.exists():
         return []
-    expected = {json.dumps(row) for row in _rows(calm)}
+    expected = {json.dumps(row) for row in metrics(calm)}
     try:
-        steps = [row for row in _rows(path) if "loss" in row]
+        steps = [row for row in metrics(path) if "loss" in row]
     except ValueError as problem:
         return [f"{path.name} has half a line: {problem}"]
     wrong = [row["step"] for row in steps if json.dumps(row) not in expected]
     return [f"{path.name} differs at steps {wrong}"] if wrong else []
-
-
-def _rows(path: Path) -> list[dict]:
-    return without_time([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
 
 
 def main() -> int:
@@ -250,7 +253,7 @@ def main() -> int:
             how = "resumed" if result.resumed else "fresh"
             print(
                 f"{size // 1024:5d} KiB, {how:7}: exit code {result.exit_code}, checkpoint {result.step:2d}; "
-                f"{result.told or 'no error'}",
+                f"{result.message or 'no error'}",
                 flush=True,
             )
             for problem in result.problems:

@@ -36,5 +36,6 @@ if [[ "${1:-}" == --interop ]]; then
 fi
 python -m ruff check .
 python -m ruff format --check .
-# Two at a time: most of the time goes into compiling graphs, which uses one core.
-exec python -m pytest -q -n 2 --dist loadfile "$@"
+# Two at a time: most of the time goes into compiling graphs, which uses one core. Files stay whole, because their
+# tests share runs, and are dealt in the order of tests/conftest.py: the longest first.
+exec python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -4,7 +4,7 @@
 #   NODES=2 NODE_RANK=0 MASTER_ADDR=192.168.1.10 DEVICES=8 bash scripts/train_nodes.sh FLAGS
 #   NODES=2 NODE_RANK=1 MASTER_ADDR=192.168.1.10 DEVICES=8 bash scripts/train_nodes.sh FLAGS
 #
-# FLAGS are those of train_dreambooth_lora_flux.py, which tells them with --help. All folders in them must be on a file
+# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help. All folders in them must be on a file
 # system that all servers see. The first server encodes; the others wait for it.
 # Variables:
 #   NODES        how many servers
@@ -20,6 +20,6 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/devices.sh"
 
 help_if_asked "$@"
-: "${NODES:?how many servers; --help tells more}" "${NODE_RANK:?number of this server, from 0; --help tells more}" \
-    "${MASTER_ADDR:?IP address of server 0; --help tells more}"
+: "${NODES:?how many servers; see --help}" "${NODE_RANK:?number of this server, from 0; see --help}" \
+    "${MASTER_ADDR:?IP address of server 0; see --help}"
 launch --devices "${DEVICES:-${CARDS:-8}}" --nodes "$NODES" --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" -- "$@"

@@ -10,6 +10,24 @@ os.environ.setdefault("GLOG_v", "3")
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+# The files that take longest, in this order; begun first, so that no worker ends with a long one by itself.
+LONGEST = """
+test_full_disk commands/test_trainer training/test_launch training/test_training training/test_survival
+parity/test_golden test_train_step data/test_batches test_endings model/test_staleness lora/test_using
+settings/test_inputs test_signals training/test_validation test_fuzz model/test_model_folder
+"""
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: number for number, name in enumerate(LONGEST.split())}
+    folder = Path(__file__).parent
+
+    def place(item):
+        return places.get(item.path.relative_to(folder).with_suffix("").as_posix(), len(places))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def cpu():
     """Graph mode on the CPU, with the CPU operators in place."""
@@ -31,3 +49,10 @@ def world(tmp_path_factory):
     from world import make_world
 
     return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def whole_world(tmp_path_factory):
+    from world import make_world
+
+    return make_world(tmp_path_factory.mktemp("whole"), whole=True)

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Tensor
 
 from flux_db.model import adapter, flow, loading, optim
-from flux_db.stream import Purpose, generator
+from flux_db.stream import Purpose, dropout_key, generator
 from flux_db.training.build import step_settings
 
 ROWS, CHANNELS, SIDE, TOKENS = 2, 16, 4, 8
@@ -25,7 +25,7 @@ def inputs(width, pooled_width, rows=ROWS, seed=0):
         "index": rng.integers(100, 900, rows).astype(np.int32),
         "prompt_embeds": draw(rows, TOKENS, width),
         "pooled": draw(rows, pooled_width),
-        "dropout_key": np.arange(rows, dtype=np.int32) * 7919 + 1,
+        "dropout_key": np.stack([dropout_key(0, row) for row in range(rows)]),
         "lr": np.array(1e-2, np.float32),
         "boundary": np.array(True),
     }

@@ -194,4 +194,4 @@ def test_runs_on_small_disks(tmp_path):
     some = disks.run(disks.enough // 2, resumed=True)
     assert some.problems == []
     if disks.mounts:
-        assert some.exit_code == 1 and "checkpoint-" in some.told and some.step > RESUME_AT, some
+        assert some.exit_code == 1 and "checkpoint-" in some.message and some.step > RESUME_AT, some

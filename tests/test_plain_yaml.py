@@ -21,8 +21,8 @@ def nested(levels, line):
 @pytest.mark.parametrize(
     ("text", "problem", "line"),
     [
-        (nested(40, "a{0}: &a{0} [*a{1}, *a{1}]\n"), "aliases that stand for more than 20,000 values", 13),
-        (nested(40, "a{0}: &a{0} {{<<: [*a{1}, *a{1}]}}\n"), "aliases that stand for more than 20,000 values", 13),
+        (nested(40, "a{0}: &a{0} [*a{1}, *a{1}]\n"), "aliases that expand to more than 20,000 values", 13),
+        (nested(40, "a{0}: &a{0} {{<<: [*a{1}, *a{1}]}}\n"), "aliases that expand to more than 20,000 values", 13),
         ("a: &a [*a]", "an anchor that holds itself", 1),
         ("a: &a {b: {c: *a}}", "an anchor that holds itself", 1),
         ("[" + "a," * MOST_VALUES + "]", "more than 20,000 values", 1),

@@ -26,14 +26,15 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "size step_inputs problem console files output_folder plain_json plain_yaml stream streams errors atomic"
-    " file_memo interrupt line_file child weight_file",
+    "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml stream streams"
+    " errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
-    " formulations device_kernels operators runtime loading flow optim dropout adapter sharding sampler",
+    " formulations device_kernels operators runtime empty_network gathered_linear sharding filling loading flow optim"
+    " dropout adapter sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
-    "check": "folders values model files pictures everything plan contact_sheet dry_run",
+    "check": "folders values model memory files pictures everything plan contact_sheet dry_run",
     "lora": "layer_names peft_settings lora_file trained_file convert describe merge generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
@@ -164,6 +165,11 @@ def test_test_files_import_from_shared_files_only_and_have_names_of_their_own():
         assert not set(found) - {"test_repo"}, path
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names))
+
+
+def test_the_longest_test_files_exist():
+    names = re.search(r'LONGEST = """(.*?)"""', (ROOT / "tests" / "conftest.py").read_text(), flags=re.DOTALL)[1]
+    assert not [name for name in names.split() if not (ROOT / "tests" / f"{name}.py").is_file()]
 
 
 STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+|get\w*output)|os\.(system|popen|spawn\w+)")

@@ -88,6 +88,25 @@ def test_what_was_ignored_at_the_start_stays_ignored(listen):
     assert process.stdout.readline() == "stopping for SIGTERM\n"
 
 
+EARLY = """
+import os, signal, sys
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == "flux_db.errors":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Press())
+"""
+
+
+@pytest.mark.parametrize("way", [program.trainer({}), program.command("check")], ids=["script", "command"])
+def test_ctrl_c_during_the_first_imports_has_no_traceback(tmp_path, way):
+    (tmp_path / "sitecustomize.py").write_text(EARLY)
+    done = program.run(way, env=program.environment(PYTHONPATH=str(tmp_path)))
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 # --- children ----------------------------------------------------------------------------------------------------
 
 

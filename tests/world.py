@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.demo.tiny_model import write_tiny_model
-from flux_db.settings.schema import Config, from_flat_dict
+from flux_db.settings.schema import Config, from_flat_dict, to_flat_dict
 
 PROMPT = "a photo of sks dog"
 
@@ -52,11 +54,22 @@ class World:
         return from_flat_dict(self.settings(output, **changes))
 
 
-def make_world(folder: Path) -> World:
+def make_world(folder: Path, *, whole: bool = False) -> World:
+    """`whole`: with the tiny model as it is, and not with one block of each kind, which compiles in half the time."""
     world = World(folder)
     write_tiny_model(world.model, "tiny")
+    if not whole:
+        _keep_one_block(world.model / "transformer")
     write_demo_pictures(world.pictures, count=3, size=64)
     return world
+
+
+def _keep_one_block(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_layers": 1, "num_single_layers": 1}))
+    file = folder / "diffusion_pytorch_model.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if "blocks.1." not in name}
+    save_file(kept, file, {"format": "pt"})
 
 
 def split_weights(file: Path, *names: str) -> Path:
@@ -73,20 +86,62 @@ def split_weights(file: Path, *names: str) -> Path:
     return index
 
 
-def train(config: Config, stop=None) -> int:
-    """The main job in this process, as the script does it."""
+# Settings that a compiled graph and its first state do not depend on: runs that differ only in these can share one.
+_OF_THE_RUN = """
+instance_data_dir instance_prompt encode_cache_dir class_data_dir class_prompt num_class_images mask_dir random_flip
+center_crop cache_crops repeats resolution dataloader_num_workers sample_batch_size max_train_steps num_train_epochs
+learning_rate lr_scheduler lr_warmup_steps output_dir checkpointing_steps checkpoints_total_limit resume_from_checkpoint
+allow_changed max_skipped_steps report_to validation_prompt validation_prompts_file num_validation_images
+validation_steps validation_size validation_inference_steps validation_data_dir validation_share keep_best
+"""
+_graphs: dict[str, tuple[Any, list[tuple[Any, np.ndarray]]]] = {}
+
+
+def train(config: Config, stop=None, *, compile_anew: bool = False) -> int:
+    """The main job in this process, as the script does it; but runs of the same graph compile it once."""
     from flux_db.interrupt import StopRequest
     from flux_db.model import runtime
-    from flux_db.training import run
-    from flux_db.training.build import build
+    from flux_db.training import build, run
     from flux_db.training.prepare import prepare
 
     stop = stop or StopRequest()
     device = runtime.Runtime(device="CPU", dtype=runtime.DTYPES[config.runtime.mixed_precision])
     prepared = prepare(config, device)
-    training = build(config, device, prepared.model, prepared.dataset)
+    if compile_anew:
+        training = build.build(config, device, prepared.model, prepared.dataset)
+    else:
+        graph = _shared_graph(config, device, prepared)
+        training = build.plan_run(config, device, prepared.model, prepared.dataset, graph)
     ground = run.restore(config, device, prepared, training)
     return run.publish(config, device, run.train(config, device, prepared, training, ground, stop), stop)
+
+
+def _shared_graph(config: Config, device: Any, prepared: Any) -> Any:
+    """The graph of these settings, in the state in which it was built."""
+    from mindspore import Tensor, ops
+
+    from flux_db.training.build import build_graph
+
+    prior = bool(prepared.dataset.class_examples)
+    settings = {name: value for name, value in to_flat_dict(config).items() if name not in _OF_THE_RUN.split()}
+    key = json.dumps([settings, prior], sort_keys=True, default=str)
+    if key not in _graphs:
+        graph = build_graph(config, device, prepared.model, prior=prior)
+        _graphs[key] = graph, [(parameter, parameter.asnumpy().copy()) for parameter in _changing(graph)]
+    graph, start = _graphs[key]
+    for parameter, value in start:
+        ops.assign(parameter, Tensor(value))  # a compiled graph does not see set_data
+    return graph
+
+
+def _changing(graph: Any) -> list[Any]:
+    """All parameters that a step changes."""
+    step = graph.step
+    optimizer = graph.optimizer
+    found = [optimizer.weights, *optimizer.parameters, *optimizer.state().values(), graph.dropout_key, step.stop_asked]
+    found += [getattr(step, "window", None)]
+    found += [graph.scaler.scale_value, graph.scaler.counter] if graph.scaler else []
+    return [parameter for parameter in found if parameter is not None]
 
 
 def metrics(output: Path) -> list[dict]:

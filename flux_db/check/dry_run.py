@@ -16,6 +16,7 @@ from PIL import Image
 from flux_db.atomic import write_file, write_png
 from flux_db.check import contact_sheet, plan
 from flux_db.check.everything import find_problems
+from flux_db.check.memory import memory_lines, memory_warnings
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
@@ -80,7 +81,8 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Pro
     """The rows of the table, and the warnings that are about none of them."""
     folder, examples = seen.found.folder, plan.one_each(dataset)
     of_picture: dict[Path, list[Problem]] = {example.picture.path: [] for example in examples}
-    general: list[str] = [*setting_warnings(config), *(w for w in warnings if w.path not in of_picture)]
+    general: list[str] = [*setting_warnings(config), *memory_warnings(config)]
+    general += [warning for warning in warnings if warning.path not in of_picture]
     for warning in warnings:
         if warning.path in of_picture:
             short = warning.text.replace(f"{folder}{os.sep}", "")
@@ -168,6 +170,8 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     yield f"  epochs             {run.epochs:.4g}"
     yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
+    for number, line in enumerate(memory_lines(config)):
+        yield f"  {'' if number else 'host memory':18} {line}"
     if dataset.held_out:
         yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
     if data.with_prior_preservation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flux_db.check.files import check_files
+from flux_db.check.memory import memory_problems
 from flux_db.check.pictures import survey
 from flux_db.check.values import check_values
 from flux_db.data.selection import Survey
@@ -22,4 +23,4 @@ def check_everything(given: Given, *more: Check) -> tuple[Config, Survey]:
 
 def find_problems(given: Given, *more: Check) -> tuple[list[Problem], Survey]:
     seen = survey(given.config)
-    return given.problems_by(check_values, check_files, lambda _: seen.problems, *more), seen
+    return given.problems_by(check_values, check_files, memory_problems, lambda _: seen.problems, *more), seen

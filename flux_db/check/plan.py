@@ -69,6 +69,6 @@ def one_each(dataset: Dataset) -> list[Example]:
 
 
 def times_seen(examples: int, repeats: int, draws: int) -> tuple[int, int]:
-    """How often a picture is drawn at least and at most, if each stands `repeats` times among the examples."""
+    """How often a picture is drawn at least and at most, if each is `repeats` times among the examples."""
     rounds, rest = divmod(draws, examples)
     return rounds * repeats + max(0, rest - (examples - repeats)), rounds * repeats + min(rest, repeats)

@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 
+import flux_db.early_interrupt  # noqa: F401  before the other imports
 from flux_db.child import end_with_parent
 from flux_db.commands import demo, lora, runs, training
 from flux_db.commands.command import Command

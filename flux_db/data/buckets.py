@@ -38,7 +38,7 @@ def nearest(size: Size, buckets: Sequence[Size]) -> Size:
 
 
 def parse(text: str) -> list[Size]:
-    """The sizes of "512,768;768,512"; a ValueError tells what is wrong."""
+    """The sizes of "512,768;768,512"; a ValueError says what is wrong."""
     sizes = []
     for part in text.strip().strip(";").split(";"):
         match = re.fullmatch(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*", part)
@@ -85,34 +85,34 @@ def candidates(resolution: int) -> list[Size]:
 def choose(resolution: int, pictures: Sequence[Size], most: int) -> list[Size]:
     """At most `most` of the candidates, so that the pictures' shapes are nearest to them in sum.
 
-    The sum over sorted shapes splits where a bucket stands, so the best choice is found exactly: `best[j]` is the least
+    The sum over sorted shapes splits at the buckets, so the best choice is found exactly: `best[j]` is the least
     cost of all pictures up to candidate j, if j is chosen, with the choice that has it.
     """
     sizes = candidates(resolution)
-    stands = [shape_of(size) for size in sizes]
+    bucket_shapes = [shape_of(size) for size in sizes]
     shapes = sorted(shape_of(picture) for picture in pictures)
     sums = [0.0, *accumulate(shapes)]
 
-    def cost(start: float, end: float, stand: float) -> float:
-        """Summed distance to `stand` of the shapes above `start` up to `end`, all on one side of it."""
+    def cost(start: float, end: float, bucket: float) -> float:
+        """Summed distance to `bucket` of the shapes above `start` up to `end`, all on one side of it."""
         first, last = bisect_right(shapes, start), bisect_right(shapes, end)
-        return abs(sums[last] - sums[first] - (last - first) * stand)
+        return abs(sums[last] - sums[first] - (last - first) * bucket)
 
     def between(i: int, j: int) -> float:
-        middle = (stands[i] + stands[j]) / 2
-        return cost(stands[i], middle, stands[i]) + cost(middle, stands[j], stands[j])
+        middle = (bucket_shapes[i] + bucket_shapes[j]) / 2
+        return cost(bucket_shapes[i], middle, bucket_shapes[i]) + cost(middle, bucket_shapes[j], bucket_shapes[j])
 
     price = LEAST_GAIN * len(shapes)
-    best = [(price + cost(-math.inf, stand, stand), (j,)) for j, stand in enumerate(stands)]
+    best = [(price + cost(-math.inf, bucket, bucket), (j,)) for j, bucket in enumerate(bucket_shapes)]
     rounds = [best]
     for _ in range(min(most, len(set(shapes))) - 1):  # a bucket for each shape is the most that can help
         best = [
             min(((best[i][0] + price + between(i, j), (*best[i][1], j)) for i in range(j)), default=(math.inf, (j,)))
-            for j in range(len(stands))
+            for j in range(len(bucket_shapes))
         ]
         rounds.append(best)
     ends = [
-        (round(value + cost(stands[chosen[-1]], math.inf, stands[chosen[-1]]), 9), len(chosen), chosen)
+        (round(value + cost(bucket_shapes[chosen[-1]], math.inf, bucket_shapes[chosen[-1]]), 9), len(chosen), chosen)
         for row in rounds
         for value, chosen in row
     ]

@@ -106,7 +106,7 @@ def _read_rows(path: Path, known: dict[str, Path], rows: dict[Path, _Row]) -> It
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, object]]:
-    # Not splitlines(): it also splits at U+2028 and its like, which may stand inside a JSON string.
+    # Not splitlines(): it also splits at U+2028 and its like, which may be inside a JSON string.
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if line.strip():
             try:

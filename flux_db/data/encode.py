@@ -110,7 +110,7 @@ def encode_prompts(config: Config, model: Path, cache: Cache, prompts: Sequence[
         clip = loading.load_clip(model, dtype, config.model.variant)
         for group in _groups(prompts, PROMPTS_AT_ONCE):
             ids = token_ids(clip_tokenizer, group, min(clip_tokenizer.model_max_length, 77), "CLIP")
-            rows = clip(Tensor(_filled(ids, PROMPTS_AT_ONCE)))[1].float().asnumpy()
+            rows = clip(Tensor(_filled(ids, PROMPTS_AT_ONCE)), return_dict=False)[1].float().asnumpy()
             pooled |= zip(group, rows[: len(group)], strict=True)
     del clip
     with stage("Loading T5"):

@@ -176,5 +176,5 @@ def _as_file(content: bytes) -> tuple[bytes, str]:
             buffer = io.BytesIO()
             image.convert("RGBA").save(buffer, "PNG")
             return buffer.getvalue(), ".png"
-    except Exception:  # what is wrong with it is told when the pictures are checked
+    except Exception:  # the check of the pictures reports what is wrong with it
         return content, ".png"

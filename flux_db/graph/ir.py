@@ -128,19 +128,23 @@ class Graph:
         return (above or node).op in ("Load", "Assign", "TensorMove")
 
 
-def read(path: Path) -> Graph:
-    """One file; or, of a folder that MindSpore wrote, the graph as it is handed to the device's back end."""
-    if path.is_dir():
-        path = max(path.rglob("*_validate_*.ir"), key=lambda file: file.stat().st_mtime_ns)
-    graph, node = Graph(), None
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if match := _NODE.match(line):
-                inputs, attributes = _divide(match[3])
-                node = Node(match[1], match[2], tuple(re.findall(r"%\w+", inputs)), attributes)
-                graph.nodes[node.name] = node
-            elif node is not None:
-                _complete(node, line.strip())
+def newest(folder: Path) -> Path | None:
+    """Of what MindSpore wrote into a folder, the graph as it is handed to the device's back end."""
+    return max(folder.rglob("*_validate_*.ir"), key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
+def parse(text: str) -> Graph:
+    graph, node, number = Graph(), None, 0
+    for line in text.splitlines():
+        if line.startswith("subgraph @"):  # names start anew in each: a branch, for instance
+            number += 1
+        elif match := _NODE.match(line):
+            inputs, attributes = _divide(match[3])
+            names = tuple(f"{number}{name}" for name in re.findall(r"%\w+", inputs))
+            node = Node(f"{number}{match[1]}", match[2], names, attributes)
+            graph.nodes[node.name] = node
+        elif node is not None:
+            _complete(node, line.strip())
     return graph
 
 

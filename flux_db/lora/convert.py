@@ -1,6 +1,6 @@
 """LoRA files from one format to another and back, without loss.
 
-A fused layer (kohya, ComfyUI) that stands for three LoRAs of rank r is one LoRA of rank 3r: the down matrices one
+A fused layer (kohya, ComfyUI) that replaces three LoRAs of rank r is one LoRA of rank 3r: the down matrices one
 below the other, the up matrices on the diagonal. What a format cannot hold (ranks and alphas of the parts) is noted in
 the metadata, so that the way back gives the same tensors.
 """

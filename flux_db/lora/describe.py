@@ -129,14 +129,14 @@ def _strongest(norms: dict[str, float]) -> list[str]:
 
 
 def _metadata(file: LoraFile) -> list[str]:
-    told = dict(file.metadata)
-    for name in (ADAPTER_METADATA, NOTE_OF_PARTS, NOTE_OF_FUSED):  # for programs; what they say stands above
-        if name in told:
-            told[name] = f"({len(told[name])} characters)"
-    if not told:
+    metadata = dict(file.metadata)
+    for name in (ADAPTER_METADATA, NOTE_OF_PARTS, NOTE_OF_FUSED):  # for programs; their content is printed above
+        if name in metadata:
+            metadata[name] = f"({len(metadata[name])} characters)"
+    if not metadata:
         return ["metadata  none"]
-    lines = [f"  {_shortened(name)}: {_shortened(value)}" for name, value in sorted(told.items())[:MOST_ENTRIES]]
-    return ["metadata", *lines, *_left_out(told, MOST_ENTRIES)]
+    lines = [f"  {_shortened(name)}: {_shortened(value)}" for name, value in sorted(metadata.items())[:MOST_ENTRIES]]
+    return ["metadata", *lines, *_left_out(metadata, MOST_ENTRIES)]
 
 
 def _shortened(text: str) -> str:

@@ -32,7 +32,7 @@ class Facts:
 
 
 def lora_file(tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no") -> bytes:
-    """A LoRA file. With alpha != rank `tensors` hold each module's alpha, and diffusers refuses to be told twice."""
+    """A LoRA file. With alpha != rank `tensors` hold each module's alpha; diffusers rejects it in metadata as well."""
     metadata = {"format": "pt", **about(config, facts)}
     if config.lora.alpha == config.lora.rank:
         metadata[ADAPTER_METADATA] = json.dumps(_adapter_metadata(tensors, config), sort_keys=True)
@@ -44,7 +44,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
     data, lora = config.data, config.lora
     base = base_model_name(config.model.pretrained_model_name_or_path)
     architecture = {DEV: "flux-1-dev/lora", SCHNELL: "flux-1-schnell/lora"}.get(base)
-    told = {
+    facts = {
         "flux_db_version": __version__,
         "base_model": base,
         "instance_prompt": instance_prompt(config),
@@ -65,7 +65,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "ss_steps": facts.steps,
         "ss_num_train_images": facts.pictures,
     }
-    return {name: str(value) for name, value in told.items() if value is not None}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def settings_hash(config: Config, global_batch: int) -> str:

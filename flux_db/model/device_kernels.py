@@ -8,21 +8,21 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
-from mindspore.ops.auto_generate import RmsNorm
+from mindspore.ops.auto_generate import RmsNorm, SplitWithSize
 from mindspore.ops.operations.nn_ops import FlashAttentionScore
 
-from flux_db.model.formulations import layer_norm
+from flux_db.model.formulations import layer_norm, softmax_attention
 
 DIFFERENCES = {
     "attention": "Ascend: FlashAttentionScore in the layout BNSD, which the CPU lacks. CPU: two products and a softmax",
     "RMSNorm": "Ascend: one fused kernel instead of seven. CPU: no such kernel",
     "GELU": "Ascend: one fused kernel instead of eight. CPU: its kernel takes ten times as long as the product before",
+    "split of tokens": "Ascend: SplitWithSize, whose gradient is one Concat. CPU: two slices, for lack of that kernel",
     "mint": "CPU: functions of mindspore.mint that have no CPU kernel, as mindspore.ops. Ascend: mindone's own",
     "Conv2d and GroupNorm": "CPU: mint's layers, which the VAE is made of, have no CPU kernel. Ascend: mindone's own",
 }
 
 _reshape, _matmul, _cast = ops.Reshape(), ops.MatMul(), ops.Cast()
-_bmm, _bmm_transposed = ops.BatchMatMul(), ops.BatchMatMul(transpose_b=True)
 _add, _mul, _sigmoid, _rsqrt = ops.Add(), ops.Mul(), ops.Sigmoid(), ops.Rsqrt()
 
 
@@ -30,9 +30,7 @@ _add, _mul, _sigmoid, _rsqrt = ops.Add(), ops.Mul(), ops.Sigmoid(), ops.Rsqrt()
 
 
 def attend_on_cpu(self, query, key, value, scale):
-    """Plain attention over [B, H, S, D]."""
-    scores = _cast(_bmm_transposed(_mul(query, scale), key), ms.float32)
-    return _bmm(_cast(ops.Softmax(-1)(scores), value.dtype), value)
+    return softmax_attention(query, key, value, scale)
 
 
 def attend_on_ascend(self, query, key, value, scale):
@@ -42,6 +40,19 @@ def attend_on_ascend(self, query, key, value, scale):
         query, key, value = _cast(query, ms.float16), _cast(key, ms.float16), _cast(value, ms.float16)
     flash = FlashAttentionScore(head_num=query.shape[1], keep_prob=1.0, scale_value=scale, input_layout="BNSD")
     return _cast(flash(query, key, value, None, None, None, None)[3], dtype)
+
+
+# --- text and image apart ----------------------------------------------------------------------------------------
+
+
+def split_tokens_on_cpu(self, x, first):
+    """[B, S, D] -> [B, first, D], [B, S - first, D]"""
+    b, tokens, d = x.shape
+    return ops.Slice()(x, (0, 0, 0), (b, first, d)), ops.Slice()(x, (0, first, 0), (b, tokens - first, d))
+
+
+def split_tokens_on_ascend(self, x, first):
+    return SplitWithSize()(x, (first, x.shape[1] - first), 1)
 
 
 # --- RMSNorm -----------------------------------------------------------------------------------------------------

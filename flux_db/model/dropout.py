@@ -11,13 +11,11 @@ cube, which scrambles, is one to one.
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from flux_db.stream import DROPOUT_MODULUS as MODULUS
 from flux_db.stream import DROPOUT_NUMBERS as NUMBERS
-
 
 _add, _sub, _mul, _floor, _less = ops.Add(), ops.Sub(), ops.Mul(), ops.Floor(), ops.Less()
 _reshape, _cast = ops.Reshape(), ops.Cast()

@@ -17,6 +17,7 @@ from mindspore import Tensor, ops
 
 _reshape, _transpose, _cast, _expand_dims = ops.Reshape(), ops.Transpose(), ops.Cast(), ops.ExpandDims()
 _matmul, _matmul_transposed = ops.MatMul(), ops.MatMul(transpose_b=True)
+_bmm, _bmm_transposed = ops.BatchMatMul(), ops.BatchMatMul(transpose_b=True)
 _add, _mul, _sigmoid = ops.Add(), ops.Mul(), ops.Sigmoid()
 _slice, _maximum, _minimum = ops.Slice(), ops.Maximum(), ops.Minimum()
 
@@ -181,24 +182,40 @@ def flux_attention_construct(
     out = _reshape(swap_heads(out), (query.shape[0], query.shape[1], -1))
     if encoder_hidden_states is None:
         return out
-    b, tokens, d = out.shape
-    first = encoder_hidden_states.shape[1]
-    text, image = _slice(out, (0, 0, 0), (b, first, d)), _slice(out, (0, first, 0), (b, tokens - first, d))
+    text, image = self.split_tokens(out, encoder_hidden_states.shape[1])
     return self.to_out[0](image), self.to_add_out(text)
 
 
+# Queries of the VAE's attention at a time: all at once, at 1024 px, would be a matrix of 1 GB.
+VAE_QUERIES = 4096
+
+
+def softmax_attention(query, key, value, scale):
+    """Plain attention over [B, H, S, D], with the softmax in fp32."""
+    scores = _cast(_bmm_transposed(_mul(query, scale), key), ms.float32)
+    return _bmm(_cast(ops.Softmax(-1)(scores), value.dtype), value)
+
+
 def vae_attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
-    """The VAE's attention: [B, H, S, D], never masked."""
+    """The VAE's attention: [B, H, S, D], never masked, in fp32 on both devices, a part of the queries at a time."""
     if attn_mask is not None:
         raise ValueError("the VAE's attention takes no mask here")
-    return self.attend(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
+    b, heads, length, width = query.shape
+    scale = width**-0.5 if scale is None else scale
+    if length <= VAE_QUERIES or length % VAE_QUERIES != 0:
+        return softmax_attention(query, key, value, scale)
+    parts = ()
+    for start in range(0, length, VAE_QUERIES):
+        part = _slice(query, (0, 0, start, 0), (b, heads, VAE_QUERIES, width))
+        parts += (softmax_attention(part, key, value, scale),)
+    return ops.Concat(2)(parts)
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
 #
-# What MindSpore must keep of a recomputed cell are its results. It finds them only if the function is called `construct`
-# (hence the classes) and ends in primitives with no branch before them. Otherwise all blocks become one part, which is
-# recomputed at once and saves nothing. tests/graph reads from the compiled graph that this holds.
+# Of a recomputed cell MindSpore keeps the results. It finds them only if the function is called `construct` (hence the
+# classes) and ends in primitives with no branch before them. Otherwise all blocks become one part, which is recomputed
+# at once and saves nothing. tests/graph reads from the compiled graph that this holds.
 
 
 def _within_fp16(x):
@@ -231,14 +248,49 @@ class SingleBlock:
     """Image and text as one sequence; attention and feed-forward side by side."""
 
     def construct(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
-        both = ops.Concat(1)((_within_fp16(encoder_hidden_states), hidden_states))
+        # text and image come joined: mindone joins and divides them in every block
+        both = _within_fp16(hidden_states)
         normed, gate_out = self.norm(both, emb=temb)
         mlp = self.activate(self.proj_mlp(normed))
         attention = self.attn(normed, None, None, image_rotary_emb)
-        both = _within_fp16(_add(both, gate(self.proj_out(ops.Concat(2)((attention, mlp))), gate_out)))
-        b, tokens, d = both.shape
-        first = encoder_hidden_states.shape[1]
-        return _slice(both, (0, 0, 0), (b, first, d)), _slice(both, (0, first, 0), (b, tokens - first, d))
+        return _add(both, gate(self.proj_out(ops.Concat(2)((attention, mlp))), gate_out))
+
+
+class Transformer:
+    """FLUX.1's transformer, without what this program does not give it: control nets, picture prompts."""
+
+    def construct(
+        self,
+        hidden_states,
+        encoder_hidden_states=None,
+        pooled_projections=None,
+        timestep=None,
+        img_ids=None,
+        txt_ids=None,
+        guidance=None,
+        joint_attention_kwargs=None,
+        controlnet_block_samples=None,
+        controlnet_single_block_samples=None,
+        return_dict=False,
+        controlnet_blocks_repeat=False,
+    ):
+        if return_dict or controlnet_block_samples is not None or controlnet_single_block_samples is not None:
+            raise ValueError("the transformer is called with return_dict=False and without control nets here")
+        image = self.x_embedder(hidden_states)
+        time = _mul(_cast(timestep, image.dtype), 1000.0)
+        if guidance is None:
+            temb = self.time_text_embed(time, pooled_projections)
+        else:
+            temb = self.time_text_embed(time, _mul(_cast(guidance, image.dtype), 1000.0), pooled_projections)
+        text = self.context_embedder(encoder_hidden_states)
+        rotary = self.pos_embed(ops.Concat(0)((txt_ids, img_ids)))
+        for block in self.transformer_blocks:
+            text, image = block(image, text, temb, rotary)
+        both = ops.Concat(1)((_within_fp16(text), image))
+        for block in self.single_transformer_blocks:
+            both = block(both, None, temb, rotary)
+        image = self.split_tokens(_within_fp16(both), encoder_hidden_states.shape[1])[1]
+        return (self.proj_out(self.norm_out(image, temb)),)
 
 
 # --- timesteps ---------------------------------------------------------------------------------------------------

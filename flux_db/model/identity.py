@@ -1,4 +1,4 @@
-"""What the base model is called and how it is licensed, told without naming a path of this machine."""
+"""What the base model is called and how it is licensed, without a path of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_NAME = 200
 
 _CARD_LIMIT = 2**20
 
-# `name: text` in the YAML of a model card. Not read as YAML, because aliases in it may stand for any number of others
+# `name: text` in the YAML of a model card. Not read as YAML, because its aliases may expand to any number of values
 # and some thousand brackets take minutes.
 _FIELD = re.compile(r"""^(\w+): +(["']?)([^\s"'#&*!|>%@`\[\]{}][^"'\n]{0,199}?)\2(?:\s+#.*|\s*)$""", re.MULTILINE)
 
@@ -48,8 +48,8 @@ def base_model_name(name_or_path: str) -> str:
     for known in LICENCES:
         if folder.name.lower() == known.split("/")[1].lower():
             return known
-    told = _told_name(folder)
-    return told if told and HUB_NAME.fullmatch(told) and not os.path.exists(told) else folder.name
+    name = _stated_name(folder)
+    return name if name and HUB_NAME.fullmatch(name) and not os.path.exists(name) else folder.name
 
 
 def is_hub_name(name: str) -> bool:
@@ -75,7 +75,7 @@ def _card_fields(card: Path) -> dict[str, str]:
     return {match[1]: match[3] for match in _FIELD.finditer(head)} if rest and text.startswith("---") else {}
 
 
-def _told_name(folder: Path) -> str | None:
+def _stated_name(folder: Path) -> str | None:
     try:
         name = json.loads(read_text(folder / "model_index.json")).get("_name_or_path")
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,67 +14,33 @@ from mindspore import nn
 
 from flux_db.errors import UserError
 from flux_db.model import parts
-from flux_db.model.expected_weights import own_name
-from flux_db.model.part_weights import Chosen, choose, read_headers, some
+from flux_db.model.empty_network import empty_network
+from flux_db.model.filling import fill
+from flux_db.model.part_weights import choose, some
 from flux_db.model.quiet import quiet
+from flux_db.weight_file import WHOLE, Share
 
 # The VAE is small, and half precision shows in pictures.
 VAE_DTYPE = ms.float32
 
-
 # What mindone and transformers raise on a file that makes no sense. Anything else is a bug, or the machine's failure.
 _FAULTS = (OSError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError)
 
-# MindSpore's older layers, which mindone's CLIP is made of, have names of their own for these.
-_TORCH_NAMES = {"embedding_table": "weight", "gamma": "weight", "beta": "bias"}
 
-
-def _load(kind: str, folder: Path, part: str, dtype: ms.Type, variant: str | None) -> nn.Cell:
+def _load(kind: str, folder: Path, part: str, dtype: ms.Type, variant: str | None, share: Share = WHOLE) -> nn.Cell:
     if problems := parts.part_problems(folder / part, variant):
         raise UserError([f"{folder}: {problem}" for problem in problems])
     chosen = choose(folder / part, variant)
     # a local folder must never cause a network call
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with quiet():
-        if kind in ("CLIPTextModel", "T5EncoderModel"):
-            import mindone.transformers as library
-
-            precision = {"dtype": dtype}
-        else:
-            import mindone.diffusers as library
-
-            precision = {"mindspore_dtype": dtype}
-        with _blame(folder / part):
-            # the part's own folder: given the model's, mindone prefers weights that lie there
-            model, info = getattr(library, kind).from_pretrained(
-                str(folder / part), variant=chosen.variant, local_files_only=True, output_loading_info=True, **precision
-            )
-    if wrong := _not_loaded(model, info, chosen):
-        raise UserError(f"{chosen.file}: {kind} lacks weights that mindone did not find in it: {some(wrong)}")
-    for parameter in model.get_parameters():
+    with quiet(), _blame(folder / part):
+        network = empty_network(kind, folder / part, dtype)
+    # whatever the checks before have found, the network itself is asked what it needs
+    if missing := fill(network, chosen, dtype, share):
+        raise UserError(f"{chosen.file}: {kind} lacks weights that mindone did not find in it: {some(missing)}")
+    for parameter in network.get_parameters():
         parameter.requires_grad = False
-    return model.set_train(False)
-
-
-def _not_loaded(model: nn.Cell, info: Mapping[str, Any], chosen: Chosen) -> list[str]:
-    """Parameters of the network that the files do not hold, which mindone leaves random with no more than a warning.
-
-    The network itself is asked, whatever the checks before have found. With an index, mindone's own report is of what
-    the index lists and not of what the files hold.
-    """
-    part, entries = chosen.file.parent.name, read_headers(chosen).entries
-    held = {own_name(part, name): entry.shape for name, entry in entries.items()}
-    parameters = {_torch_name(name): parameter for name, parameter in model.parameters_and_names()}
-    wrong = [name for name, parameter in parameters.items() if held.get(name) != parameter.shape]
-    missing = map(_torch_name, info["missing_keys"])
-    # of two names for the same tensor, one suffices
-    wrong += [name for name in missing if name in entries or own_name(part, name) not in held]
-    return [*dict.fromkeys(wrong), *map(str, info["mismatched_keys"]), *map(str, info["error_msgs"])]
-
-
-def _torch_name(name: str) -> str:
-    owner, _, last = name.rpartition(".")
-    return f"{owner}.{_TORCH_NAMES.get(last, last)}"
+    return network.set_train(False)
 
 
 @contextmanager
@@ -89,8 +55,9 @@ def _blame(path: Path) -> Iterator[None]:
         ) from error
 
 
-def load_transformer(folder: Path, dtype: ms.Type, variant: str | None = None) -> nn.Cell:
-    return _load("FluxTransformer2DModel", folder, "transformer", dtype, variant)
+def load_transformer(folder: Path, dtype: ms.Type, variant: str | None = None, share: Share = WHOLE) -> nn.Cell:
+    """`share`: of every layer that `sharding.shard_base` spreads over the devices, only this part is read and kept."""
+    return _load("FluxTransformer2DModel", folder, "transformer", dtype, variant, share)
 
 
 def load_vae(folder: Path, dtype: ms.Type, variant: str | None = None) -> nn.Cell:

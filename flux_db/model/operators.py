@@ -75,6 +75,7 @@ _EVERYWHERE = (
     Place(f"{_FLUX}:FluxAttention", "construct", formulations.flux_attention_construct),
     Place(f"{_FLUX}:FluxTransformerBlock", "construct", formulations.DoubleBlock.construct),
     Place(f"{_FLUX}:FluxSingleTransformerBlock", "construct", formulations.SingleBlock.construct),
+    Place(f"{_FLUX}:FluxTransformer2DModel", "construct", formulations.Transformer.construct),
     Place("mindone.diffusers.models.embeddings:Timesteps", "construct", formulations.timesteps_construct),
     Place("mindone.transformers.models.t5.modeling_t5:T5Attention", "compute_bias", formulations.t5_compute_bias),
     Place(_VAE_ATTENTION, "scaled_dot_product_attention", formulations.vae_attention),
@@ -82,10 +83,11 @@ _EVERYWHERE = (
 )
 
 
-def _by_device(attend: Any, rms_norm: Any, activate: Any) -> tuple[Place, ...]:
+def _by_device(attend: Any, rms_norm: Any, activate: Any, split_tokens: Any) -> tuple[Place, ...]:
     return (
         Place(f"{_FLUX}:FluxAttention", "attend", attend, is_new=True),
-        Place(_VAE_ATTENTION, "attend", attend, is_new=True),
+        Place(f"{_FLUX}:FluxAttention", "split_tokens", split_tokens, is_new=True),
+        Place(f"{_FLUX}:FluxTransformer2DModel", "split_tokens", split_tokens, is_new=True),
         Place(f"{_NORMS}:RMSNorm", "construct", rms_norm),
         Place(f"{_FLUX}:FluxTransformerBlock", "activate", activate, is_new=True),
         Place(f"{_FLUX}:FluxSingleTransformerBlock", "activate", activate, is_new=True),
@@ -94,7 +96,7 @@ def _by_device(attend: Any, rms_norm: Any, activate: Any) -> tuple[Place, ...]:
 
 _MINT = ("arange", "split", "chunk", "outer", "stack", "full", "zeros", "ones", "linspace")
 _ON_CPU = (
-    *_by_device(kernels.attend_on_cpu, kernels.rms_norm_on_cpu, kernels.activate_on_cpu),
+    *_by_device(kernels.attend_on_cpu, kernels.rms_norm_on_cpu, kernels.activate_on_cpu, kernels.split_tokens_on_cpu),
     *(Place("mindspore.mint", name, getattr(kernels, name)) for name in _MINT),
     Place("mindspore.mint.nn.functional", "layer_norm", formulations.layer_norm),
     Place("mindspore.mint.nn.functional", "group_norm", kernels.group_norm),
@@ -102,7 +104,9 @@ _ON_CPU = (
     Place("mindspore.mint.nn:GroupNorm", "construct", kernels.group_norm_construct),
     Place("mindspore.mint.nn:Conv2d", "construct", kernels.conv2d_construct),
 )
-_ON_ASCEND = _by_device(kernels.attend_on_ascend, kernels.rms_norm_on_ascend, kernels.activate_on_ascend)
+_ON_ASCEND = _by_device(
+    kernels.attend_on_ascend, kernels.rms_norm_on_ascend, kernels.activate_on_ascend, kernels.split_tokens_on_ascend
+)
 
 _originals: dict[tuple[Any, str], Any] = {}
 
@@ -110,10 +114,14 @@ _originals: dict[tuple[Any, str], Any] = {}
 def install(device: str) -> None:
     """Put everything in place for "CPU" or "Ascend". A second call with another device changes over to that."""
     _restore()
-    places = _EVERYWHERE + (_ON_CPU if device == "CPU" else _ON_ASCEND)
     # first those of mint, because importing mindone already runs some of its functions
-    for place in sorted(places, key=lambda place: not place.owner.startswith("mindspore")):
+    for place in sorted(places(device), key=lambda place: not place.owner.startswith("mindspore")):
         _put(place)
+
+
+def places(device: str) -> tuple[Place, ...]:
+    """Everything that is replaced on a device."""
+    return _EVERYWHERE + (_ON_CPU if device == "CPU" else _ON_ASCEND)
 
 
 def _put(place: Place) -> None:

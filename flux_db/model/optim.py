@@ -62,7 +62,7 @@ class FlatOptimizer(nn.Cell):
     """Holds the trainable weights and the optimizer's state; `construct(gradient, lr, apply)` makes one update.
 
     The weights are one flat vector in fp32. The layers' own parameters are copies of its pieces, in the type that they
-    compute in. With `apply` false a call changes nothing at all: neither weights, nor moments, nor the count of updates.
+    compute in. With `apply` false a call changes nothing: neither weights, nor moments, nor the count of updates.
     """
 
     state_names = ("updates", "bias_correction1", "bias_correction2", "exp_avg", "exp_avg_sq")
@@ -162,7 +162,7 @@ class Prodigy(FlatOptimizer):
         self.start = self._state("start", self.weights.asnumpy())
 
     def start_here(self) -> None:
-        self.start.set_data(Tensor(self.weights.asnumpy()))
+        ops.assign(self.start, Tensor(self.weights.asnumpy()))
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         updates = self.updates + 1.0

@@ -17,9 +17,9 @@ from flux_db.errors import UserError
 from flux_db.files import open_regular, read_text
 from flux_db.model.expected_weights import Shapes, expected_weights, is_extra, own_name
 from flux_db.plain_json import parse_json
-from flux_db.weight_file import Entry, open_weights
+from flux_db.weight_file import Entry, WeightFile, open_weights
 
-# How the stand-in for a large file begins in a git clone made without LFS.
+# How the pointer begins that a git clone without LFS has in place of a large file.
 LFS_POINTER = b"version https://git-lfs"
 
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -61,7 +61,7 @@ def choose(part: Path, variant: str | None) -> Chosen | None:
 
 
 def variants(part: Path) -> list[str | None]:
-    """Those that the part has weights of; None stands for the plain ones."""
+    """Those that the part has weights of; None means the plain ones."""
     names = [path.name for path in part.glob("*.safetensors")]
     found = [re.fullmatch(r"\w+\.([\w.-]+?)(-\d{5}-of-\d{5})?\.safetensors", name) for name in names]
     return [*([None] if choose(part, None) else []), *sorted({match[1] for match in found if match})]
@@ -88,6 +88,12 @@ def weight_problems(part: Path, variant: str | None, config: Mapping[str, Any] |
 def read_headers(chosen: Chosen) -> Held:
     """The tensors of a part, from the headers of all its files."""
     return _read_shards(chosen.file) if chosen.is_index else _read_file(chosen.file)
+
+
+def open_files(chosen: Chosen) -> list[WeightFile]:
+    """The weight files themselves, of a part that `weight_problems` finds nothing wrong with."""
+    names = sorted(set(read_object(chosen.file)["weight_map"].values())) if chosen.is_index else [chosen.file.name]
+    return [open_weights(chosen.file.with_name(name)) for name in names]
 
 
 def read_object(file: Path) -> dict[str, Any]:

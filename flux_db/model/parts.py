@@ -13,7 +13,7 @@ from flux_db.files import TEXT_LIMIT, read_bytes
 from flux_db.model.model_folder import NETWORKS, _config_name
 from flux_db.model.part_weights import INCOMPLETE, read_object, short_name, variants, weight_problems
 
-# Settings that training reads itself: the range that makes sense, and what stands for an absent one, if anything does.
+# Settings that training reads itself: the range that makes sense, and the default of an absent one, if it has any.
 _NUMBERS: dict[str, dict[str, tuple[float, float, float | None]]] = {
     "scheduler": {
         "num_train_timesteps": (1, 100_000, 1000),

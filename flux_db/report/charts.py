@@ -117,7 +117,7 @@ def chart(
     legend: bool = False,
     from_zero: bool = False,
 ) -> str:
-    """A figure with its title; the last value of each line stands in the title's row. Empty without points."""
+    """A figure with its title; the last value of each line is in the title's row. Empty without points."""
     series = [one for one in series if one.points]
     if not series:
         return ""

@@ -11,11 +11,11 @@ from flux_db.console import printable
 from flux_db.errors import UserError
 from flux_db.report.charts import Point, Series, chart, smoothed
 from flux_db.report.page import escape, page, picture, section, table
-from flux_db.report.run_page import public, summary, told
+from flux_db.report.run_page import public, shown_value, summary
 from flux_db.report.thumbnails import data_uris
 from flux_db.run.record import RunRecord
 
-# As many as there are colours that can be told apart.
+# As many as there are distinguishable colours.
 MOST_RUNS = 6
 MOST_SAMPLES = 4
 BUDGET = 2_400_000
@@ -40,7 +40,7 @@ def render_comparison(runs: Sequence[RunRecord]) -> str:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Names of the folders, with as many parents as it takes to tell them apart."""
+    """Names of the folders, with as many parents as it takes to make them differ."""
     paths = [folder.resolve() for folder in folders]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
@@ -98,7 +98,7 @@ def differences(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     settings = [public(run.settings) for run in runs]
     known = [name for name in dict.fromkeys(n for s in settings for n in s) if name not in PLACES]
     rows = [
-        [name, *(told(s.get(name)) for s in settings)]
+        [name, *(shown_value(s.get(name)) for s in settings)]
         for name in known
         if any(s.get(name) != settings[0].get(name) for s in settings)
     ]

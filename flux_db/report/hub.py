@@ -77,17 +77,17 @@ def push(output: Path, name: str, *, private: bool) -> str:
 
 
 def push_run(config: Config) -> int:
-    """Upload after training; returns the exit code. On failure everything stays, and the command to retry is told."""
+    """Upload after training; returns the exit code. A failure keeps everything and prints the command to retry."""
     output, name = Path(config.output.output_dir), repository(config)
     try:
         print(f"hub:     {push(output, name, private=config.hub.hub_private)}")
         return 0
     except PushFailed as problem:
-        tell_retry(config, str(problem))
+        print_retry(config, str(problem))
         return 1
 
 
-def tell_retry(config: Config, problem: str) -> None:
+def print_retry(config: Config, problem: str) -> None:
     output = Path(config.output.output_dir)
     say(f"error: the upload failed: {problem}. The run itself is complete, in {output}. To try again:")
     say("  " + retry_command(output, repository(config), config.hub.hub_private))

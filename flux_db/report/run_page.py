@@ -1,4 +1,4 @@
-"""`report.html`: a run on one page, in one file, made from what stands in its output folder."""
+"""`report.html`: a run on one page, in one file, made from the files of its output folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAINING_BUDGET = 500_000
 
 
 def write_report(output: Path) -> None:
-    """Write the run's report. A failure is told and ends nothing: it is only a view of the other files."""
+    """Write the run's report. A failure is reported and ends nothing: it is only a view of the other files."""
     try:
         write_file(output / REPORT, render(read_run(output)).encode())
     except Exception as problem:
@@ -243,13 +243,15 @@ def settings_tables(settings: dict[str, Any]) -> str:
     usual, shown = defaults(), public(settings)
     if not shown:
         return ""
-    changed = [[n, told(v), told(usual.get(n))] for n, v in shown.items() if n not in usual or usual[n] != v]
-    others = [[n, told(v)] for n, v in shown.items() if n in usual and usual[n] == v]
+    changed = [
+        [n, shown_value(v), shown_value(usual.get(n))] for n, v in shown.items() if n not in usual or usual[n] != v
+    ]
+    others = [[n, shown_value(v)] for n, v in shown.items() if n in usual and usual[n] == v]
     folded = f"<summary>{len(others)} settings at their defaults</summary>{table(['Setting', 'Value'], others)}"
     return table(["Setting", "Value", "Default"], changed) + f"<details>{folded}</details>"
 
 
-def told(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """A setting as people write it."""
     if value is None or value == []:
         return "-"

@@ -1,4 +1,4 @@
-"""What a run tells about itself while it goes: metrics.jsonl, the progress bar, trackers."""
+"""What a run reports while it goes: metrics.jsonl, the progress bar, trackers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MetricsLog:
         self._trackers.scalars(scalars, metrics.step)
 
     def validation_loss(self, step: int, loss: float, pictures: str, *, best: bool) -> None:
-        """The loss of the pictures held out; `pictures` tells which ones, by a fingerprint. Written by `end_round`."""
+        """The loss of the pictures held out; `pictures` is a fingerprint of them. Written by `end_round`."""
         if not self.enabled:
             return
         self._validation_loss = loss

@@ -1,4 +1,4 @@
-"""Sample pictures on disk: `samples/step-00250/00.png`; each file tells its own prompt and noise."""
+"""Sample pictures on disk: `samples/step-00250/00.png`; each file has its own prompt and seed in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flux_db.output_folder import SAMPLES
 class SampleFile:
     path: Path
     prompt: str
-    """Empty for a picture that does not tell it."""
+    """Empty for a picture without it."""
     number: int
     """Which of the prompt's pictures."""
 

@@ -1,4 +1,4 @@
-"""How a run stands: one small file in its output folder that tells the truth at any time."""
+"""The status of a run: one small file in its output folder that is true at any time."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -43,7 +43,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Files in --logging_dir; the settings stand under Text.
+    """Files in --logging_dir; the settings are under Text.
 
     tensorboardX's SummaryWriter is not used: on a full disk its thread dies, and then every call blocks for ever.
     """

@@ -100,7 +100,7 @@ class Given:
 
     def problems_by(self, *checks: Check) -> list[Problem]:
         """All problems, those that the checks find included."""
-        # A faulty setting now has a stand-in value: what a check says about that is not the user's doing.
+        # A faulty setting has its default here: what a check says about that is not the user's doing.
         found = (problem for run in checks for problem in run(self.config))
         return [*self.problems, *(problem for problem in found if not problem.flags & self.faulty)]
 

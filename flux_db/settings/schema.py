@@ -300,8 +300,8 @@ class RuntimeConfig:
     device: Literal["auto", "Ascend", "CPU"] = "auto"
     """auto takes Ascend where there is one, otherwise the CPU, and prints why."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
-    """Precision of the frozen model and of all products; the LoRA's own weights are always float32. bf16 is recommended on Ascend and refused on
-    the CPU, whose backend has no bf16 kernels."""
+    """Precision of the frozen model and of all products; the LoRA's own weights are always float32. bf16 is recommended
+    on Ascend and refused on the CPU, whose backend has no bf16 kernels."""
     gradient_checkpointing: str = field(default="none", metadata={"alone": "blocks"})
     """What the backward pass computes again instead of keeping it: less memory on Ascend, slower steps. blocks, which
     the flag alone means: everything but the inputs of the transformer's blocks. attention: the attention layers only.

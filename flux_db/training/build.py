@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import Parameter, nn
 from mindspore.amp import DynamicLossScaler
 
 from flux_db.console import say, stage
@@ -21,9 +21,23 @@ from flux_db.settings.derived import Recomputed, recomputed
 from flux_db.settings.schema import Config
 from flux_db.stream import BatchLayout
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
+from flux_db.weight_file import WHOLE
 
 # As torch's GradScaler: double after 2000 good steps, halve after an overflow.
 FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW = 2.0**16, 2, 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """What is compiled, and the state that it changes. Depends on the settings, but not on the length of the run."""
+
+    transformer: nn.Cell
+    optimizer: FlatOptimizer
+    step: TrainStepForFluxDevDB
+    scaler: DynamicLossScaler | None
+    """With fp16 only."""
+    dropout_key: Parameter | None
+    num_timesteps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +58,16 @@ class Training:
 
 
 def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Training:
-    layout = BatchLayout(
-        batch=config.optim.train_batch_size,
-        accumulation=config.optim.gradient_accumulation_steps,
-        world_size=runtime.world_size,
-        rank=runtime.rank,
-    )
+    graph = build_graph(config, runtime, model, prior=bool(dataset.class_examples))
+    return plan_run(config, runtime, model, dataset, graph)
+
+
+def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> Graph:
+    """`prior`: every batch has class examples too."""
     with stage("Loading the transformer"):
-        transformer = loading.load_transformer(model, runtime.dtype, config.model.variant)
-    rows = layout.batch * (2 if dataset.class_examples else 1)
+        share = sharding.share_of(runtime) if config.runtime.shard_base else WHOLE
+        transformer = loading.load_transformer(model, runtime.dtype, config.model.variant, share)
+    rows = config.optim.train_batch_size * (2 if prior else 1)
     lora_dtype = ms.float32 if config.lora.lora_compute == "fp32" else runtime.dtype
     dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows, lora_dtype)
     if config.runtime.shard_base:
@@ -65,7 +80,7 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     scaler = None
     if config.runtime.mixed_precision == "fp16":
         scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
-    settings = step_settings(config, runtime, model, prior=bool(dataset.class_examples))
+    settings = step_settings(config, runtime, model, prior=prior)
     vae = None
     if not config.data.cache_latents:
         with stage("Loading the VAE"):
@@ -75,38 +90,56 @@ def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Tr
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
-    total = total_steps(config, dataset, layout.global_batch)
-    scale = layout.global_batch if config.optim.scale_lr else 1
-    if runtime.is_main:
-        count = sum(optimizer.sizes)
-        say(
-            f"LoRA of rank {config.lora.rank} in {len(weights) // 2} layers, {count / 1e6:.2f} M parameters; "
-            f"{len(dataset.examples)} pictures, {total} steps of {layout.global_batch}"
-        )
-        _tell_data(config, dataset, layout)
-    return Training(
+    return Graph(
         transformer=transformer,
         optimizer=optimizer,
         step=step,
         scaler=scaler,
+        dropout_key=dropout_key,
+        num_timesteps=len(settings.sigmas),
+    )
+
+
+def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, graph: Graph) -> Training:
+    """A run of the graph over the dataset: its layout, its length and its learning rates."""
+    layout = BatchLayout(
+        batch=config.optim.train_batch_size,
+        accumulation=config.optim.gradient_accumulation_steps,
+        world_size=runtime.world_size,
+        rank=runtime.rank,
+    )
+    total = total_steps(config, dataset, layout.global_batch)
+    scale = layout.global_batch if config.optim.scale_lr else 1
+    if runtime.is_main:
+        count = sum(graph.optimizer.sizes)
+        layers = len(adapter.parameters(graph.transformer)) // 2
+        say(
+            f"LoRA of rank {config.lora.rank} in {layers} layers, {count / 1e6:.2f} M parameters; "
+            f"{len(dataset.examples)} pictures, {total} steps of {layout.global_batch}"
+        )
+        _report_data(config, dataset, layout)
+    return Training(
+        transformer=graph.transformer,
+        optimizer=graph.optimizer,
+        step=graph.step,
+        scaler=graph.scaler,
         layout=layout,
         total_steps=total,
         learning_rates=np.array([optim.learning_rate(config.optim, n, total, scale) for n in range(total)], np.float32),
-        num_timesteps=len(settings.sigmas),
+        num_timesteps=graph.num_timesteps,
         latent_shape=latent_shape(config, model),
     )
 
 
 def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
-    with stage("Spreading the transformer over the devices"):
-        before, after = sharding.shard_base(transformer, runtime)
+    whole, kept = sharding.shard_base(transformer, runtime)
     if runtime.world_size == 1:
         say("warning: --shard_base does nothing on one device")
     elif runtime.is_main:
-        say(f"Each device keeps {after / 1e6:.2f} M of the transformer's {before / 1e6:.2f} M weights")
+        say(f"Each device keeps {kept / 1e6:.2f} M of the transformer's {whole / 1e6:.2f} M weights")
 
 
-def _tell_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
+def _report_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
     counts = Counter(example.size for example in dataset.examples)
     if len(counts) > 1:
         shown = ", ".join(f"{size}: {counts[size]}" for size in dataset.sizes)

@@ -34,7 +34,7 @@ from flux_db.run.saved_state import lora_steps
 # The cache, the logs and what `check` writes belong to no run.
 RESULTS = (METRICS, LORA_FILE, BEST_LORA)
 ACCOUNTS = (CONFIG, STATUS, REPORT, MODEL_CARD)
-"""They tell of the results, and are set aside with them only."""
+"""They describe the results, and are set aside with them only."""
 
 
 def set_aside_all(output: Path) -> Path | None:
@@ -119,7 +119,7 @@ def _checkpoints_after(output: Path, step: int) -> Iterator[Path]:
 
 
 def _is_lora_after(path: Path, step: int) -> bool:
-    """A file that does not tell its step may not be written over either."""
+    """A file without a step in it may not be overwritten either."""
     if not path.is_file():
         return False
     steps = lora_steps(path)

@@ -22,7 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from flux_db import child
+from flux_db.check.memory import LOCAL_DEVICES
 from flux_db.console import say
 from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
@@ -34,6 +37,8 @@ from flux_db.training import worker_logs
 MARK = "FLUX_DB_LAUNCH"
 """Environment variable by which every process of a launch is found again."""
 
+
+MSRUN = [str(Path(sys.executable).parent / "msrun")]
 
 # A rank may wait this long for another: drawing samples and compiling take their time.
 PATIENCE = {"HCCL_CONNECT_TIMEOUT": str(PATIENCE_SECONDS), "HCCL_EXEC_TIMEOUT": str(PATIENCE_SECONDS)}
@@ -94,8 +99,9 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
     if where.nodes > 1:
         log_dir /= f"server_{where.node_rank}"  # the folder is seen by all of them
     with Supervisor(log_dir) as supervisor:
+        devices = {"MS_WORKER_NUM": str(where.total), LOCAL_DEVICES: str(where.devices)}
         if config.output.dry_run:
-            return supervisor.run([sys.executable, child.SCRIPT, *flags], MS_WORKER_NUM=str(where.total))
+            return supervisor.run([sys.executable, child.SCRIPT, *flags], **devices)
         if where.total == 1:
             return supervisor.run_logged([sys.executable, child.SCRIPT, *flags])
         if lacks_class_images(config):
@@ -104,7 +110,6 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
             say(f"Drawing class pictures on {where.total} devices")
             if code := supervisor.run_workers([child.MAIN, "class-images", *flags], where, 1):
                 return code
-        devices = {"MS_WORKER_NUM": str(where.total)}
         if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags), **devices)):
             return code
         return supervisor.run_workers([child.SCRIPT, *flags], where, 0)
@@ -176,7 +181,7 @@ class Supervisor:
         if self.signal:
             return 128 + self.signal
         msrun = [
-            str(Path(sys.executable).parent / "msrun"),
+            *MSRUN,
             f"--worker_num={where.total}",
             f"--local_worker_num={where.devices}",
             f"--master_addr={where.master_addr}",
@@ -204,13 +209,14 @@ class Supervisor:
         self._msrun = None
         if code == 0 or self.signal:
             return code
-        return worker_logs.tell_failure(self.log_dir, self._ranks)
+        return worker_logs.report_failure(self.log_dir, self._ranks)
 
     def _environment(self, where: Devices) -> dict[str, str]:
         # msrun starts plain `python`
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         patience = PATIENCE | ({} if where.nodes > 1 else ONE_SERVER_PATIENCE)
-        return {**patience, **child.environment(PATH=path, **{MARK: self.mark, COMMAND: launched_as(where)})}
+        told = {MARK: self.mark, COMMAND: launched_as(where), LOCAL_DEVICES: str(where.devices)}
+        return {**patience, **child.environment(PATH=path, **told)}
 
     def _wait(self, process: subprocess.Popen) -> int:
         if self.signal:  # it came before the process was there
@@ -265,18 +271,17 @@ class Process:
 
 def _marked(mark: str) -> Iterator[Process]:
     """All processes that carry the mark in their environment, whoever their parent is by now."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
             continue
         try:
-            entries = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-            variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+            variables = process.environ()
             if variables.get(MARK) != mark:
                 continue
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
+            parent = process.ppid()
+        except (psutil.Error, OSError):
             continue  # it has just ended, or belongs to someone else
-        yield Process(int(folder.name), parent, variables.get("MS_ROLE", ""), int(variables.get("RANK_ID", "0")))
+        yield Process(process.pid, parent, variables.get("MS_ROLE", ""), int(variables.get("RANK_ID", "0")))
 
 
 def _send(pid: int, number: signal.Signals) -> None:

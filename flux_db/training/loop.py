@@ -188,5 +188,5 @@ class Loop:
             say(f"Stopped after step {self.progress.step}; {self.checkpoints.where_saved()}. To go on:")
             flags = lasting_flags(sys.argv[1:], lambda: self.checkpoints.output / CONFIG)
             say("  " + resume_command([sys.argv[0], *flags]))
-        # the launcher ends all processes as soon as one has ended: not before the first has told everything
+        # the launcher ends all processes as soon as one has ended: not before the first has printed everything
         self.runtime.barrier()

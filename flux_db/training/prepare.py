@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from flux_db import child
+from flux_db.check.memory import memory_problems, memory_warnings
 from flux_db.check.model import locate_checked
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable, say
@@ -73,9 +74,11 @@ def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepare
         checkpoint.clean_leftovers(output)
     place.barrier()  # all ranks find the same checkpoints
     model = locate_checked(config)
+    if problems := memory_problems(config, model):
+        raise UserError(problems)
     cache = encode_cache.open_cache(config, model)
     dataset, warnings = read_dataset(config, seen)
-    warnings = [*setting_warnings(config), *warnings]
+    warnings = [*setting_warnings(config), *memory_warnings(config, model), *warnings]
     if place.is_main:
         for warning in warnings[:WARNINGS_SHOWN]:
             say(f"warning: {printable(warning)}")

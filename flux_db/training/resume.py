@@ -160,7 +160,7 @@ def take_over(config: Config, start: Start, *, round_due: bool) -> Ground:
     else:
         moved = earlier.set_aside_after(output, step)
     earlier.clean_folders(output)
-    _tell(config, saved, moved, is_own)
+    _report_start(config, saved, moved, is_own)
     done = _complete_round(config, rows, step)
     if round_due and done is None:
         rows = metrics_file.without_round(rows, step)
@@ -184,7 +184,7 @@ def _is_own(output: Path, start: Start) -> bool:
     return start.saved.folder.resolve().parent == output.resolve()
 
 
-def _tell(config: Config, saved: SavedState | None, moved: Path | None, is_own: bool) -> None:
+def _report_start(config: Config, saved: SavedState | None, moved: Path | None, is_own: bool) -> None:
     if saved:
         say(f"Going on from {saved.folder}")
         if saved.config["optimizer"] != config.optim.optimizer:

@@ -137,9 +137,9 @@ def batch_source(config: Config, training: Training, cache: Cache, dataset: Data
 def _push(config: Config, stop: StopRequest) -> int:
     """Upload the run, unless a signal asked to stop; returns the exit code."""
     if stop.signal:
-        hub.tell_retry(config, f"stopped by {stop.signal.name}")
+        hub.print_retry(config, f"stopped by {stop.signal.name}")
         return stop.exit_code
-    with stop.before_leaving(lambda: hub.tell_retry(config, "stopped")):
+    with stop.before_leaving(lambda: hub.print_retry(config, "stopped")):
         return hub.push_run(config)
 
 

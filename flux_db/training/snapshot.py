@@ -9,7 +9,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, ops
 from safetensors.numpy import load, save
 
 from flux_db.errors import UserError
@@ -58,7 +58,7 @@ def contents(training: Training) -> dict[str, bytes]:
 
 
 def restore(saved: SavedState, training: Training, config: Config) -> None:
-    """Put a checkpoint's state in place; before the first compiled step, which would not see the new values afterwards.
+    """Put a checkpoint's state in place, by `assign`: a graph that is compiled already does not see set_data.
 
     With another optimizer than the checkpoint's only the weights are taken.
     """
@@ -72,8 +72,8 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
     else:
         training.optimizer.start_here()
     if training.scaler is not None and saved.loss_scale is not None:
-        training.scaler.scale_value.set_data(Tensor(saved.loss_scale["value"], ms.float32))
-        training.scaler.counter.set_data(Tensor(saved.loss_scale["counter"], ms.int32))
+        ops.assign(training.scaler.scale_value, Tensor(saved.loss_scale["value"], ms.float32))
+        ops.assign(training.scaler.counter, Tensor(saved.loss_scale["counter"], ms.int32))
 
 
 def _weights(training: Training, config: Config) -> dict[str, np.ndarray]:
@@ -87,7 +87,7 @@ def _restore_moments(saved: SavedState, training: Training) -> None:
     for name, parameter in wanted.items():
         if moments[name].shape != tuple(parameter.shape):
             raise DamagedCheckpoint(f"{path}: {name} is {moments[name].shape}, not {tuple(parameter.shape)}")
-        parameter.set_data(Tensor(moments[name]))
+        ops.assign(parameter, Tensor(moments[name]))
 
 
 def _scale(training: Training) -> dict[str, float] | None:

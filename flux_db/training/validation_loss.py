@@ -113,6 +113,6 @@ class HeldOut:
 
 
 def best_in(rows: Sequence[Row]) -> Best | None:
-    """The lowest loss that the lines of metrics.jsonl tell of."""
+    """The lowest loss in the lines of metrics.jsonl."""
     lines = [row for row in rows if row.get("best") is True and isinstance(row.get("validation_loss"), float)]
     return Best(lines[-1]["step"], lines[-1]["validation_loss"], str(lines[-1].get("pictures"))) if lines else None

@@ -23,7 +23,7 @@ def worker(log_dir: Path, rank: int) -> Path:
 
 
 def keep_old(log_dir: Path) -> None:
-    """Make room for new logs. Those of the launch before stay, as .old: they may tell why one has to start again."""
+    """Make room for new logs. Those of the launch before stay, as .old: they may show why a new launch was needed."""
     log_dir.mkdir(parents=True, exist_ok=True)
     for path in [*log_dir.glob("worker_*.log"), *log_dir.glob("scheduler.log"), *log_dir.glob(MSRUN)]:
         path.replace(path.with_name(path.name + ".old"))
@@ -67,13 +67,13 @@ def follow(path: Path) -> Iterator[None]:
         thread.join()
 
 
-def tell_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
+def report_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
     """Say which rank failed first and its last lines; returns its exit code. `ranks` has the rank of each process."""
     match = _first_failure(log_dir)
     rank = ranks.get(int(match[1]), _rank_with_error(log_dir)) if match else None
     code = int(match[2]) if match else 1
     if rank is None:
-        say(f"error: the launch failed; what msrun told is in {log_dir / MSRUN}")
+        say(f"error: the launch failed; the output of msrun is in {log_dir / MSRUN}")
         return 128 - code if code < 0 else code
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     log = worker(log_dir, rank)
@@ -84,7 +84,7 @@ def tell_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
 
 
 def _rank_with_error(log_dir: Path) -> int | None:
-    """For a worker that ended before it was seen: whose log tells of an error."""
+    """For a worker that ended before it was seen: the rank whose log has an error."""
     for path in sorted(log_dir.glob("worker_*.log")):
         if re.search(r"(?m)^(error:|Traceback)", path.read_text(errors="replace")):
             return int(path.stem.removeprefix("worker_"))
@@ -103,7 +103,7 @@ def _first_failure(log_dir: Path) -> re.Match | None:
 
 
 def last_error(log: str) -> list[str]:
-    """The end of a log that tells what went wrong, without MindSpore's C++ stacks and without overwritten bars."""
+    """The error at the end of a log, without MindSpore's C++ stacks and without overwritten bars."""
     lines = [line.rpartition("\r")[2].rstrip() for line in log.split("\n")]
     lines = [line for line in _without_call_stacks(lines) if line and not re.match(r"\[(WARNING|INFO)\] ", line)]
     starts = [n for n, line in enumerate(lines) if line.startswith(("error:", "Traceback"))]

@@ -15,10 +15,10 @@ import program
 import pytest
 from world import lora_bytes, metrics, without_time
 
-# LoRA in the last block only: the step compiles in seconds
+# LoRA in one layer only: the step compiles in seconds
 # ... and enough steps that a signal meets the run alive on a fast machine too
 STEPS = 400
-QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": STEPS, "checkpointing_steps": 1000}
+QUICK = {"lora_layers": "single_transformer_blocks.0.attn.to_q", "max_train_steps": STEPS, "checkpointing_steps": 1000}
 
 
 def run(settings: dict, **options) -> subprocess.CompletedProcess:

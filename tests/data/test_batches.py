@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
-from safetensors.numpy import load_file, save_file
-from world import lora_bytes, make_world, metrics, train, without_time
+from world import lora_bytes, metrics, train, without_time
 
 from flux_db.data import encode, encode_cache
 from flux_db.data.batches import BatchSource, prefetch
@@ -23,20 +22,6 @@ from flux_db.stream import BatchLayout
 from flux_db.training import build
 
 LAYER = "single_transformer_blocks.0.attn.to_q"
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """The small world with a transformer of one block of each kind: many graphs are compiled here."""
-    world = make_world(tmp_path_factory.mktemp("small"))
-    folder = world.model / "transformer"
-    settings = json.loads((folder / "config.json").read_text()) | {"num_layers": 1, "num_single_layers": 1}
-    (folder / "config.json").write_text(json.dumps(settings))
-    file = folder / "diffusion_pytorch_model.safetensors"
-    save_file(
-        {name: value for name, value in load_file(file).items() if "blocks.1." not in name}, file, {"format": "pt"}
-    )
-    return world
 
 
 def encoded(config):
@@ -113,7 +98,7 @@ def test_a_bucketed_run_is_resumed_to_the_same_bytes(run, tmp_path, capfd):
     shutil.copy(output / "metrics.jsonl", tmp_path)
     again = to_flat_dict(run) | {"output_dir": str(tmp_path), "resume_from_checkpoint": path}
     capfd.readouterr()
-    assert train(from_flat_dict(again)) == 0
+    assert train(from_flat_dict(again), compile_anew=True) == 0
     told = capfd.readouterr().err
     assert told.count("Compiling the training step for") == 2
     assert "Compiling the training step for 16 x 64" in told and "16 x 64: 3, 32 x 32: 2" in told

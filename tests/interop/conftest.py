@@ -3,6 +3,8 @@
 import os
 import sys
 
+import pytest
+
 collect_ignore_glob = [] if "FLUX_DB_TORCH_PYTHON" in os.environ else ["test_*.py"]
 
 
@@ -17,3 +19,9 @@ def pytest_unconfigure(config):
 
 def pytest_sessionfinish(session, exitstatus):
     session.config.exit_status = int(exitstatus)
+
+
+@pytest.fixture(scope="session")
+def world(whole_world):
+    """Torch is compared with on the whole tiny model."""
+    return whole_world

@@ -34,7 +34,7 @@ def run(cpu, world, tmp_path_factory):
     output = tmp_path_factory.mktemp("run") / "dog"
     config = world.config(
         output, max_train_steps=3, learning_rate=0.05, lora_alpha=6.0, validation_prompt=[PROMPT],
-        lora_layers="single_transformer_blocks.1.attn.to_q,single_transformer_blocks.1.proj_out", validation_steps=3,
+        lora_layers="single_transformer_blocks.0.attn.to_q,single_transformer_blocks.0.proj_out", validation_steps=3,
         num_validation_images=2, validation_inference_steps=2, push_to_hub=True, hub_model_id="me/dog",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, FakeHub(token=TOKEN) as server:
@@ -146,7 +146,7 @@ def lora_for(path, shapes, rank=2, alpha=3.0):
 
 
 def test_fuse_goes_file_by_file_and_leaves_the_rest_byte_for_byte(sharded, tmp_path):
-    shapes = {"transformer_blocks.0.attn.to_q": (32, 32), "single_transformer_blocks.1.proj_mlp": (128, 32)}
+    shapes = {"transformer_blocks.0.attn.to_q": (32, 32), "single_transformer_blocks.0.proj_mlp": (128, 32)}
     path, tensors = lora_for(tmp_path / "lora.safetensors", shapes)
     assert main(["fuse", str(sharded), str(path), "-o", str(tmp_path / "fused"), "--scale", "0.5"]) == 0
     before, after = (

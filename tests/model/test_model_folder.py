@@ -20,7 +20,7 @@ from flux_db.data import encode, encode_cache
 from flux_db.data.dataset import read_dataset
 from flux_db.demo.tiny_model import clip_config, t5_config, transformer_config, vae_config
 from flux_db.errors import UserError
-from flux_db.model import model_folder, part_weights
+from flux_db.model import part_weights, parts
 from flux_db.model.expected_weights import expected_weights
 from flux_db.model.identity import Licence, base_model_name, licence
 from flux_db.model.model_folder import NETWORKS, fingerprint
@@ -33,7 +33,7 @@ FILES = {
 }
 # A tensor of each network: a matrix with a bias is left incomplete without it.
 VICTIMS = {
-    "transformer": "single_transformer_blocks.1.proj_out.weight",
+    "transformer": "single_transformer_blocks.0.proj_out.weight",
     "vae": "decoder.up_blocks.2.resnets.0.conv1.weight",
     "text_encoder": "text_model.encoder.layers.1.layer_norm2.weight",
     "text_encoder_2": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
@@ -238,9 +238,9 @@ def test_a_column_in_place_of_a_vector_is_another_shape(problems, model):
 
 
 def test_of_many_the_first_few_are_named_and_the_rest_counted(problems, model):
-    edit_json(model / "transformer" / "config.json", num_single_layers=3)
+    edit_json(model / "transformer" / "config.json", num_single_layers=2)
     (problem,) = problems()
-    assert "lacks 14 of the 126 tensors" in problem and problem.count("single_transformer_blocks.2.") == 3
+    assert "lacks 14 of the 80 tensors" in problem and problem.count("single_transformer_blocks.1.") == 3
     assert "and 11 more; the download may be incomplete" in problem
 
 
@@ -302,7 +302,7 @@ def test_the_trainer_and_the_other_commands_refuse_it_too(world, model, tmp_path
     settings = world.settings(tmp_path / "out", pretrained_model_name_or_path=str(model))
     words = ["--model", model, "--prompt", "a dog", "-o", tmp_path / "pictures", "--device", "CPU"]
     lora = tmp_path / "lora.safetensors"
-    layer = "transformer.single_transformer_blocks.1.attn.to_q.lora_{}.weight"
+    layer = "transformer.single_transformer_blocks.0.attn.to_q.lora_{}.weight"
     save_file({layer.format(side): np.zeros((32, 32), np.float32) for side in "AB"}, lora)
     for start in (
         trainer(settings),
@@ -338,14 +338,14 @@ def test_a_network_is_never_left_with_random_weights(cpu, model, part, shards, m
             edit(file, remove(VICTIMS[part]))  # the index goes on to list it
     with pytest.raises(UserError, match=VICTIMS[part]):
         load(model, runtime.DTYPES["no"])
-    monkeypatch.setattr(model_folder, "part_problems", lambda *_: [])
+    monkeypatch.setattr(parts, "part_problems", lambda *_: [])
     with pytest.raises(UserError, match=f"lacks weights that mindone did not find in it: {VICTIMS[part]}"):
         load(model, runtime.DTYPES["no"])
 
 
 CHATTER = """
 import logging, os, warnings
-from flux_db.runtime import quiet
+from flux_db.model.runtime import quiet
 
 print("before")
 with quiet():

@@ -12,7 +12,9 @@ import program
 import pytest
 from mindspore import Tensor, mint, nn, ops
 
-from flux_db.model import operators
+from flux_db.errors import UserError
+from flux_db.model import formulations, operators
+from flux_db.model.operators import Place
 
 TOLERANCE = 3e-6
 erf = np.vectorize(math.erf)
@@ -511,7 +513,7 @@ def test_rotation_of_several_heads():
     tables = [Tensor(np.repeat(f(angles), 2, -1), ms.float32) for f in (np.cos, np.sin)]
 
     def rotate(x):
-        return operators.rotate(x, *tables)
+        return formulations.rotate(x, *tables)
 
     check(Of(rotate), lambda _, x: np_rotate(x, angles), normal(2, 5, 3, 8))
 
@@ -543,9 +545,9 @@ def test_scaled_dot_product_attention():
 def test_a_mask_is_refused_and_not_ignored():
     x = Tensor(normal(1, 1, 3, 2), ms.float32)
     with pytest.raises(ValueError, match="no mask"):
-        operators.scaled_dot_product_attention(None, x, x, x, attn_mask=x)
+        formulations.vae_attention(None, x, x, x, attn_mask=x)
     with pytest.raises(ValueError, match="no mask"):
-        operators.flux_attention_call(None, None, x, attention_mask=x)
+        formulations.flux_attention_construct(None, x, attention_mask=x)
 
 
 @pytest.mark.parametrize("flip", [True, False])
@@ -568,7 +570,7 @@ def test_t5_relative_buckets():
     # Distances at which a new bucket begins, both ways, from transformers 4.57.1 on torch 2.13.0 for +-511
     starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
     wanted = np.searchsorted(starts, np.arange(512), side="right") - 1
-    table = operators.relative_buckets(512, 512, 32, 128)
+    table = formulations.relative_buckets(512, 512, 32, 128)
     np.testing.assert_array_equal(table[511, ::-1], wanted)  # keys before the query
     np.testing.assert_array_equal(table[0, 1:], wanted[1:] + 16)  # keys after it
     assert all((np.diag(table, k) == table[max(-k, 0), max(k, 0)]).all() for k in range(-511, 512))
@@ -621,49 +623,83 @@ def test_float16_is_close_to_float32():
     assert_close(slope, 2.0 * (big > 0), "slope of large gelu", tolerance=1e-3)
 
 
+# --- the VAE's attention in parts ---------------------------------------------------------------------------------
+
+
+class InParts(nn.Cell):
+    def construct(self, q, k, v):
+        return formulations.vae_attention(self, q, k, v)
+
+
+def test_the_vaes_attention_in_parts_is_the_whole(monkeypatch):
+    q, k, v = (Tensor(normal(1, 1, 8, 4, seed=seed), ms.float32) for seed in range(3))
+    whole = InParts()(q, k, v).asnumpy()
+    monkeypatch.setattr(formulations, "VAE_QUERIES", 2)
+    np.testing.assert_allclose(InParts()(q, k, v).asnumpy(), whole, rtol=1e-6)
+
+
 # --- installing --------------------------------------------------------------------------------------------------
 
 INSTALL = """
-import inspect, json, sys
+import json
 from mindspore import mint
 import mindspore.mint.nn.functional as functional
 
-def contents(owner):
-    return {name: id(value) for name, value in vars(owner).items() if callable(value)}
+def contents():
+    return {f"{o.__name__}.{n}": id(v) for o in (mint, functional) for n, v in vars(o).items() if callable(v)}
 
-mint_before = contents(mint), contents(functional)
-from flux_db import cpu_ops
-replacements = cpu_ops._replacements()
-assert (contents(mint), contents(functional)) == mint_before, "importing replaces nothing"
-listed = {(owner.__name__, name) for owner, name, _ in replacements}
-modules = {sys.modules[owner.__module__] for owner, _, _ in replacements if inspect.isclass(owner)}
-owners = {mint, functional} | {c for m in modules for c in vars(m).values() if inspect.isclass(c)}
-owners |= {c for c in vars(mint.nn).values() if inspect.isclass(c)}
-kept = {owner: (contents(owner), dict(vars(owner))) for owner in owners}
-differing = []
-for owner, name, replacement in replacements:
-    original = getattr(owner, name)
-    assert original is not replacement, (owner, name)
-    def shape(function):
-        return [(p.name, str(p.kind), repr(p.default)) for p in inspect.signature(function).parameters.values()]
-    if shape(original) != shape(replacement):
-        differing.append([owner.__name__, name, str(shape(original)), str(shape(replacement))])
-cpu_ops.install()
-changed = set()
-for owner, (before, _) in kept.items():
-    after = contents(owner)
-    changed |= {(owner.__name__, name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-for owner, name, replacement in replacements:
-    assert getattr(owner, name) is replacement, (owner, name)
-print(json.dumps({"listed": sorted(listed), "changed": sorted(changed), "differing": differing}))
+before = contents()
+from flux_db.model import lazy_mindone, operators
+lazy_mindone.install()
+assert contents() == before, "importing replaces nothing"
+places = {device: operators.places(device) for device in ("CPU", "Ascend")}
+found = {}
+for device in ("CPU", "Ascend", "CPU"):
+    operators.install(device)
+    for place in places[device]:
+        assert getattr(place.find(), place.name) is place.replacement, (device, place)
+        found[f"{device} {place.owner}.{place.name}"] = place.replacement.__name__
+    if device == "Ascend":
+        assert contents() == before, "on Ascend mint's functions are its own"
+print(json.dumps(found))
 """
 
 
-def test_install_replaces_what_it_lists_with_the_same_signatures_and_import_replaces_nothing():
+def test_install_puts_everything_in_place_for_either_device():
     done = program.run([program.PYTHON, "-c", INSTALL])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    assert len(found["listed"]) >= 20
-    assert found["changed"] == found["listed"]
-    # mint.gelu is a generated (*args, **kwargs); its documented signature is gelu(input, *, approximate='none')
-    assert [row[1] for row in found["differing"]] == ["gelu"], found["differing"]
+    on_cpu = {name.removeprefix("CPU "): what for name, what in found.items() if name.startswith("CPU ")}
+    on_ascend = {name.removeprefix("Ascend "): what for name, what in found.items() if name.startswith("Ascend ")}
+    different = {name for name in on_cpu.keys() & on_ascend.keys() if on_cpu[name] != on_ascend[name]}
+    assert {name.rpartition(":")[2] for name in different} == {
+        "FluxAttention.attend",
+        "FluxAttention.split_tokens",
+        "FluxTransformer2DModel.split_tokens",
+        "RMSNorm.construct",
+        "FluxTransformerBlock.activate",
+        "FluxSingleTransformerBlock.activate",
+    }
+    assert on_ascend.keys() <= on_cpu.keys()
+    assert all(name.startswith("mindspore.mint") for name in on_cpu.keys() - on_ascend.keys())
+
+
+def other_arguments(self, x, more):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        (Place("mindone.diffusers.no_such_module:Flux", "construct", other_arguments), "is not there"),
+        (Place("mindspore.mint.nn:NoSuchCell", "construct", other_arguments), "is not there"),
+        (Place("mindspore.mint.nn:Linear", "no_such_method", other_arguments), "has no 'no_such_method'"),
+        (Place("mindspore.mint.nn:Tanh", "construct", other_arguments), "takes (self, input), not (self, x, more)"),
+        (Place("mindspore.mint.nn:Linear", "construct", other_arguments, is_new=True), "has a method 'construct'"),
+    ],
+)
+def test_a_place_that_has_moved_is_refused_with_both_versions(place, problem):
+    with pytest.raises(UserError) as caught:
+        operators._put(place)
+    (message,) = caught.value.problems
+    assert problem in str(message) and "mindspore 2.7.1, mindone 0.5.0" in str(message)

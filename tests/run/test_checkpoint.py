@@ -313,7 +313,7 @@ def test_a_crash_at_any_file_operation_of_save_and_prune_costs_nothing(tmp_path,
 
 WRITER = """
 import random, sys
-from flux_db import checkpoint
+from flux_db.run import checkpoint
 out, same = sys.argv[1], sys.argv[2] == "same"
 checkpoint.clean_leftovers(out)
 latest, skipped = checkpoint.find_latest(out)
@@ -351,7 +351,7 @@ def test_kill_9_while_saving_loses_nothing(tmp_path, steps):
 
 FULL_DISK = """
 import resource, sys
-from flux_db import checkpoint
+from flux_db.run import checkpoint
 for step in (5, 6):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
@@ -642,7 +642,7 @@ def test_every_change_can_be_allowed_by_a_name_the_command_line_knows(change):
 
 HOLDER = """
 import os, subprocess, sys, time
-from flux_db.lock import OutputLock
+from flux_db.run.lock import OutputLock
 with OutputLock(sys.argv[1]):
     child = 0
     if sys.argv[2] == "fork":

@@ -34,7 +34,7 @@ dataset_name dataset_config_name image_column caption_column trigger_word alpha_
 max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
 dataloader_num_workers
 aspect_ratio_buckets max_buckets cache_crops mask_dir alpha_mask unmasked_weight caption_dropout
-rank lora_rank lora_alpha lora_dropout lora_layers
+rank lora_rank lora_alpha lora_dropout lora_compute lora_layers
 guidance_scale weighting_scheme logit_mean logit_std mode_scale
 train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
 lr_scheduler lr_warmup_steps lr_num_cycles lr_power

@@ -7,26 +7,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
-def differ_at_the_start() -> None:
-    from flux_db.model import adapter
-
-    right = adapter._start_value
-    adapter._start_value = lambda *arguments: right(*arguments) + 1e-6
-
-
-def fail_before_init() -> None:
-    sys.exit("error: this rank fails before it has joined the others")
-
-
-def raise_after_init() -> None:
-    from flux_db.training import build
-
-    def fail(*_):
-        raise RuntimeError("this rank fails after it has joined the others")
-
-    build.build = fail
-
-
 def nan_in_step_two_and_other_weights_after_step_three() -> None:
     import numpy as np
     from mindspore import ops

@@ -20,26 +20,31 @@ from flux_db.interrupt import COMMAND, resume_command
 from flux_db.training import worker_logs
 from flux_db.training.launch import Devices
 
-# LoRA in the last block only: the step compiles in seconds
-QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 10, "checkpointing_steps": 5}
+# LoRA in one layer only: the step compiles in seconds
+QUICK = {"lora_layers": "single_transformer_blocks.0.attn.to_q", "max_train_steps": 10, "checkpointing_steps": 5}
 VALIDATION = {"validation_prompt": "a dog", "num_validation_images": 3, "validation_steps": 5}
 VALIDATION |= {"validation_inference_steps": 2}
 
 
-def start(settings: dict, devices: int = 2, wrong: str | None = None, **variables: str) -> subprocess.Popen:
-    """The launch script; or with `wrong`, the same launch with tests/training/ranks.py as the trainer."""
+HERE = Path(__file__).parent
+
+
+def start(settings: dict, devices: int = 2, **variables: str) -> subprocess.Popen:
+    """The launch script."""
     command = program.script(f"train_{'multi' if devices > 1 else 'single'}.sh", *flags(settings))
-    if wrong:
-        swapped = "import sys; from flux_db import child, __main__ as m; child.SCRIPT = sys.argv[1]; "
-        swapped += "sys.exit(m.main(['launch', '--devices', '2', '--', *sys.argv[2:]]))"
-        command = [
-            program.PYTHON,
-            "-c",
-            swapped,
-            str(program.ROOT / "tests" / "training" / "ranks.py"),
-            *flags(settings),
-        ]
-    environment = program.environment(DEVICES=str(devices), WRONG=wrong or "", **variables)
+    return _start(command, DEVICES=str(devices), **variables)
+
+
+def start_wrong(settings: dict, wrong: str, *, stub: bool = True) -> subprocess.Popen:
+    """The same launch with something wrong: under a stub of msrun, or under msrun with ranks.py as the trainer."""
+    change = f"launch.MSRUN = [sys.executable, '{HERE / 'stub_msrun.py'}']" if stub else "child.SCRIPT = sys.argv[1]"
+    code = f"import sys; from flux_db import child, __main__ as m; from flux_db.training import launch; {change}; "
+    code += "sys.exit(m.main(['launch', '--devices', '2', '--', *sys.argv[2:]]))"
+    return _start([program.PYTHON, "-c", code, str(HERE / "ranks.py"), *flags(settings)], WRONG=wrong)
+
+
+def _start(command: list[str], **variables: str) -> subprocess.Popen:
+    environment = program.environment(**variables)
     return program.start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -99,23 +104,31 @@ def single(world, tmp_path_factory):
     return output
 
 
-def test_two_cards_then_one_equal_one_card_throughout(world, single, tmp_path):
-    """Five steps on two devices with samples, then five on one: the same run as ten steps on one."""
+def test_two_devices_are_stopped_on_the_same_step_and_one_goes_on_to_the_same_result(world, single, tmp_path):
+    """Two devices with samples, stopped by SIGTERM; then one, from step 5 on: the same run as ten steps on one."""
     output = tmp_path / "run"
-    settings = world.settings(output, train_batch_size=2, **QUICK | VALIDATION | {"max_train_steps": 5})
-    process = start(settings)
+    endless = {"max_train_steps": 100_000, "checkpointing_steps": 5}
+    process = start(world.settings(output, train_batch_size=2, **QUICK | VALIDATION | endless))
+    wait_for_steps(process, output, 6)
+    # as a scheduler does that sends it to every process of a job, but the workers have it from the launcher alone
+    for pid in set(left_over(process.args)) - set(workers(process.args).values()):
+        os.kill(pid, signal.SIGTERM)
     text = finish(process)
-    assert process.returncode == 0, text[-3000:]
-    assert "2 processes" in text and "Done." in text and "[INFO]" not in text
-    assert losses(output) == pytest.approx(losses(single)[:5], rel=1e-5)
+    assert process.returncode == 128 + signal.SIGTERM, text[-3000:]
+    assert "2 processes" in text and "[INFO]" not in text
+    state = json.loads((output / "train_state.json").read_text())
+    assert state["status"] == "interrupted"
+    assert Path(state["last_good_checkpoint"]).name == f"checkpoint-{state['step']}"
+    command = text.strip().splitlines()[-1].strip()
+    assert command.startswith("env DEVICES=2 bash scripts/train_multi.sh --"), command
+    assert command.endswith("--resume_from_checkpoint latest")
+    assert losses(output)[:5] == pytest.approx(losses(single)[:5], rel=1e-5)
     for step in (0, 5):
-        assert sorted(p.name for p in (output / "samples" / f"step-{step:05d}").iterdir()) == [
-            "00.png",
-            "01.png",
-            "02.png",
-        ]
+        names = sorted(path.name for path in (output / "samples" / f"step-{step:05d}").iterdir())
+        assert names == ["00.png", "01.png", "02.png"]
 
-    more = world.settings(output, train_batch_size=4, resume_from_checkpoint="latest", **QUICK)
+    middle = str(output / "checkpoint-5")
+    more = world.settings(output, train_batch_size=4, resume_from_checkpoint=middle, **QUICK)
     process = start(more, devices=1)
     text = finish(process)
     assert process.returncode == 0, text[-3000:]
@@ -124,85 +137,65 @@ def test_two_cards_then_one_equal_one_card_throughout(world, single, tmp_path):
     assert losses(output) == pytest.approx(losses(single), rel=1e-5)
 
 
-def test_a_base_spread_over_the_cards_trains_the_same(world, single, tmp_path):
+def test_a_base_spread_over_the_devices_trains_the_same(world, single, tmp_path):
     settings = world.settings(tmp_path / "run", train_batch_size=2, shard_base=True, **QUICK)
     process = start(settings | VALIDATION | {"validation_steps": 10, "num_validation_images": 1})
     text = finish(process)
-    assert process.returncode == 0, text[-3000:]
+    assert process.returncode == 0 and "Done." in text, text[-3000:]
     kept = text.partition("Each device keeps ")[2].split()
     assert float(kept[0]) < 0.6 * float(kept[5]), kept
     assert largest_difference(tmp_path / "run", single) < 1e-5
     assert (tmp_path / "run" / "samples" / "step-00010" / "00.png").is_file()
 
 
-def test_sigterm_stops_all_ranks_on_the_same_step(world, tmp_path):
-    output = tmp_path / "run"
-    process = start(world.settings(output, **QUICK | {"max_train_steps": 100000, "checkpointing_steps": 100000}))
-    wait_for_steps(process, output, 3)
-    # as a scheduler does that sends it to every process of a job, but the workers have it from the launcher alone
-    for pid in set(left_over(process.args)) - set(workers(process.args).values()):
-        os.kill(pid, signal.SIGTERM)
-    text = finish(process)
-    assert process.returncode == 128 + signal.SIGTERM, text[-3000:]
-    state = json.loads((output / "train_state.json").read_text())
-    assert state["status"] == "interrupted"
-    assert Path(state["last_good_checkpoint"]).name == f"checkpoint-{state['step']}"
-    command = text.strip().splitlines()[-1].strip()
-    assert command.startswith("env DEVICES=2 bash scripts/train_multi.sh --"), command
-    assert command.endswith("--resume_from_checkpoint latest")
-
-
-def test_a_killed_worker_ends_the_job(world, tmp_path):
-    output = tmp_path / "run"
-    process = start(world.settings(output, **QUICK))
-    while worker_logs.is_silent(output / "logs", 1):
-        assert process.poll() is None
-        time.sleep(0.05)
-    begin = time.monotonic()
-    os.kill(workers(process.args)[1], signal.SIGKILL)
-    text = finish(process)
-    assert time.monotonic() - begin < 200
-    assert process.returncode == 128 + signal.SIGKILL
-    assert f"rank 1 was ended by SIGKILL, and the other ranks were stopped. Its last lines, from {output}" in text
-
-
-def test_no_process_outlives_a_killed_launch(world, tmp_path):
-    process = start(world.settings(tmp_path / "run", **QUICK))
-    program.wait_until(lambda: len(workers(process.args)) == 2, 200, "two workers")
-    process.kill()
-    process.communicate(timeout=20)
-    program.wait_until(lambda: not left_over(process.args), 5, "the end of all processes")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "code", "message"),
-    [
-        ("fail_before_init", 1, "this rank fails before it has joined the others"),
-        ("differ_at_the_start", 1, "at the start the devices differ from rank 0 in: LoRA weights (rank 1)"),
-        ("raise_after_init", 1, "this rank fails after it has joined the others"),
-    ],
-)
-def test_what_goes_wrong_on_one_rank_is_told(world, tmp_path, wrong, code, message):
-    begin = time.monotonic()
-    process = start(world.settings(tmp_path / "run", **QUICK), wrong=wrong)
-    text = finish(process)
-    assert (process.returncode, message in text) == (code, True), text[-3000:]
-    assert "error: rank" in text and str(tmp_path / "run" / "logs" / "worker_") in text
-    assert text.count("Traceback") <= 1
-    if wrong == "fail_before_init":
-        assert time.monotonic() - begin < 200
-
-
 def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path):
     output = tmp_path / "run"
     settings = world.settings(output, **QUICK | {"max_train_steps": 10, "checkpointing_steps": 4})
-    process = start(settings, wrong="nan_in_step_two_and_other_weights_after_step_three")
+    process = start_wrong(settings, "nan_in_step_two_and_other_weights_after_step_three", stub=False)
     text = finish(process)
     assert process.returncode == 1, text[-3000:]
     assert "at step 4 the devices differ from rank 0 in: LoRA weights (rank 1)" in text
     assert [row["skipped"] for row in metrics(output) if "loss" in row] == [0, 1, 1, 1]
     assert json.loads((output / "train_state.json").read_text())["status"] == "failed"
     assert not list(output.glob("checkpoint-*"))
+
+
+# --- failures, under a stub of msrun -----------------------------------------------------------------------------
+
+
+def test_a_killed_worker_ends_the_job(world, single, tmp_path):
+    output = tmp_path / "run"
+    process = start_wrong(world.settings(output, **QUICK), "")
+    program.wait_until(lambda: not worker_logs.is_silent(output / "logs", 1), 100, "a worker that has joined")
+    os.kill(workers(process.args)[1], signal.SIGKILL)
+    text = finish(process)
+    assert process.returncode == 128 + signal.SIGKILL, text[-3000:]
+    assert f"rank 1 was ended by SIGKILL, and the other ranks were stopped. Its last lines, from {output}" in text
+
+
+def test_no_process_outlives_a_killed_launch(world, single, tmp_path):
+    process = start_wrong(world.settings(tmp_path / "run", **QUICK), "")
+    program.wait_until(lambda: len(workers(process.args)) == 2, 100, "two workers")
+    process.kill()
+    process.communicate(timeout=20)
+    program.wait_until(lambda: not left_over(process.args), 5, "the end of all processes")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("fail_before_init", "this rank fails before it has joined the others"),
+        ("raise_after_init", "this rank fails after it has joined the others"),
+    ],
+)
+def test_what_goes_wrong_on_one_rank_is_reported(world, single, tmp_path, wrong, message):
+    begin = time.monotonic()
+    process = start_wrong(world.settings(tmp_path / "run", **QUICK), wrong)
+    text = finish(process)
+    assert (process.returncode, message in text) == (1, True), text[-3000:]
+    assert "error: rank 1 failed" in text and str(tmp_path / "run" / "logs" / "worker_1.log") in text
+    assert text.count("Traceback") <= 1
+    assert time.monotonic() - begin < 100, "the scheduler would wait for minutes"
 
 
 # --- without processes -------------------------------------------------------------------------------------------
@@ -268,13 +261,13 @@ def test_a_worker_that_ended_before_it_was_seen_is_known_by_its_log(tmp_path, ca
     (tmp_path / worker_logs.MSRUN).write_text("[ERROR] Worker process 77 exit with exception. Error code: 2.\n")
     (tmp_path / "worker_0.log").write_text("all is well\n")
     (tmp_path / "worker_1.log").write_text("error: no such folder\n")
-    assert worker_logs.tell_failure(tmp_path, {}) == 2
+    assert worker_logs.report_failure(tmp_path, {}) == 2
     assert "rank 1 failed with exit code 2" in capsys.readouterr().err
     (tmp_path / "worker_1.log").write_text("")
-    assert worker_logs.tell_failure(tmp_path, {}) == 2
+    assert worker_logs.report_failure(tmp_path, {}) == 2
     assert worker_logs.MSRUN in capsys.readouterr().err
     (tmp_path / worker_logs.MSRUN).write_text("")
-    assert worker_logs.tell_failure(tmp_path, {}) == 1
+    assert worker_logs.report_failure(tmp_path, {}) == 1
 
 
 def test_logs_of_the_launch_before_are_kept(tmp_path):

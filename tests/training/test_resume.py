@@ -29,7 +29,7 @@ from flux_db.training.prepare import Alone
 from flux_db.training.resume import find_start, take_over
 from flux_db.weight_file import to_bytes
 
-LAYER = "single_transformer_blocks.1.attn.to_q"
+LAYER = "single_transformer_blocks.0.attn.to_q"
 LORA = "pytorch_lora_weights.safetensors"
 BEST = "best_lora.safetensors"
 

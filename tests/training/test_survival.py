@@ -1,5 +1,6 @@
 """Runs that meet trouble: bad gradients, damaged checkpoints, a disk that refuses, a signal in a validation round."""
 
+import dataclasses
 import errno
 import json
 import shutil
@@ -17,11 +18,13 @@ from flux_db.data.encode_cache import open_cache
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
 from flux_db.interrupt import StopRequest
+from flux_db.model.runtime import Runtime
 from flux_db.run import checkpoint
+from flux_db.training.checkpoints import Checkpoints
 from flux_db.training.loop import Loop
 
-# LoRA in the last block only: the step compiles in seconds
-QUICK = {"lora_layers": "single_transformer_blocks.1.attn.to_q", "max_train_steps": 6, "checkpointing_steps": 2}
+# LoRA in one layer only: the step compiles in seconds
+QUICK = {"lora_layers": "single_transformer_blocks.0.attn.to_q", "max_train_steps": 6, "checkpointing_steps": 2}
 
 
 def run_state(output):
@@ -162,6 +165,24 @@ def test_old_checkpoints_go_once_the_new_one_is_safe(calm, world, tmp_path):
     assert lora_bytes(output) == lora_bytes(calm)
 
 
+def test_ranks_that_differ_at_the_start_end_the_run(calm, world, tmp_path, capfd, monkeypatch):
+    """The comparison over real ranks is in test_launch.py."""
+    real = Checkpoints.demand_equal_ranks
+
+    def of_two(self, when):
+        self.runtime, one = dataclasses.replace(self.runtime, world_size=2), self.runtime
+        try:
+            real(self, when)
+        finally:
+            self.runtime = one
+
+    monkeypatch.setattr(Checkpoints, "demand_equal_ranks", of_two)
+    monkeypatch.setattr(Runtime, "differing", lambda *_: ["LoRA weights (rank 1)"])
+    assert train(world.config(tmp_path / "out", **QUICK)) == 1
+    assert "at the start the devices differ from rank 0 in: LoRA weights (rank 1)" in capfd.readouterr().err
+    assert not metrics(tmp_path / "out") and not list((tmp_path / "out").glob("checkpoint-*"))
+
+
 # --- other settings than the checkpoint's ------------------------------------------------------------------------
 
 
@@ -178,7 +199,7 @@ def test_another_optimizer_starts_on_the_old_weights(calm, cpu, world, held_out,
     printed = capfd.readouterr()
     assert "made with adamw: prodigy starts without its moments, on the weights of step 4" in printed.err
     assert "no validation loss was finite, so there is no best LoRA" in printed.err and "best:" not in printed.out
-    assert f"LoRA:    {tmp_path / 'out' / 'pytorch_lora_weights.safetensors'}" in printed.out
+    assert f"LoRA:       {tmp_path / 'out' / 'pytorch_lora_weights.safetensors'}\n" in printed.out
     assert [row["step"] for row in metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3, 4, 5, 6]
     files = checkpoint.load(tmp_path / "out" / "checkpoint-6").files
     moments = load(files["optimizer.safetensors"])
@@ -200,7 +221,11 @@ def reseal(calm, output, **files):
         ("optimizer", lambda t: t.pop("exp_avg"), "optimizer.safetensors: is not the state of adamw: exp_avg"),
         ("optimizer", lambda t: t.update(more=t["exp_avg"]), "optimizer.safetensors: is not the state of adamw: more"),
         ("optimizer", lambda t: t.update(exp_avg=t["exp_avg"][1:]), r"optimizer.safetensors: exp_avg is \(255,\), not"),
-        ("pytorch_lora_weights", lambda t: t.popitem(), "has no weights for single_transformer_blocks.1.attn.to_q"),
+        (
+            "pytorch_lora_weights",
+            lambda t: t.popitem(),
+            r"missing \['transformer.single_transformer_blocks.0.attn.to_q.lora_B.weight'\]",
+        ),
         (
             "pytorch_lora_weights",
             lambda t: t.update({name: value[..., :-1].copy() for name, value in t.items() if "lora_A" in name}),

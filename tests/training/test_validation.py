@@ -72,7 +72,7 @@ class Painter:
         for request in requests:
             if self.fail:
                 raise RuntimeError("out of memory")
-            self.sizes.append((settings.height, settings.width))
+            self.sizes.append(settings.size)
             colour = np.array([request.prompt_embeds[0, 0], request.number, request.seed], np.float32)
             yield np.broadcast_to(colour[:, None, None] / 127.5 - 1, (3, 16, 16))
 

@@ -1,0 +1,64 @@
+"""A short run of the tiny model, started as a user starts it: in a bare environment. For scripts beside this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from flux_db.demo.pictures import write_demo_pictures  # noqa: E402  a script finds its package beside it
+from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
+
+# MindSpore changes the C environment of a process that imports it, so nothing else is passed on.
+BARE = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+LORA_FILE = "pytorch_lora_weights.safetensors"
+VARYING = ("seconds", "memory_mb")
+
+
+def write_inputs(folder: Path) -> None:
+    """Model and pictures."""
+    write_tiny_model(folder / "model", "tiny")
+    write_demo_pictures(folder / "pictures", count=3, size=64)
+
+
+def trainer(folder: Path, output: Path, **changes: Any) -> list[str]:
+    """The command of a run on what `write_inputs` wrote; a value of True is a switch."""
+    settings = {
+        "pretrained_model_name_or_path": folder / "model",
+        "instance_data_dir": folder / "pictures",
+        "instance_prompt": "a photo of sks dog",
+        "encode_cache_dir": folder / "cache",
+        "output_dir": output,
+        "resolution": 32,
+        "max_sequence_length": 16,
+        "rank": 4,
+        # LoRA in one layer only: the step compiles in seconds
+        "lora_layers": "single_transformer_blocks.1.attn.to_q",
+        "learning_rate": 1e-3,
+        "dataloader_num_workers": 0,
+        "device": "CPU",
+        "report_to": "none",
+        **changes,
+    }
+    words = [word for name, value in settings.items() for word in _words(name, value)]
+    return [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *words]
+
+
+def _words(name: str, value: Any) -> list[str]:
+    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
+
+
+def lora_bytes(output: Path) -> bytes:
+    return (output / LORA_FILE).read_bytes()
+
+
+def metrics(path: Path) -> list[Mapping[str, Any]]:
+    """The lines of a metrics log without what varies from run to run."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in row.items() if name not in VARYING} for row in rows]

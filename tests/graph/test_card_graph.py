@@ -1,0 +1,184 @@
+"""The graphs that a card would run, read without one: what is in them, what they keep, what they send."""
+
+import re
+from pathlib import Path
+
+import mindspore
+import program
+import pytest
+
+from flux_db.graph import ir
+from flux_db.graph.card_graph import CARDS, EVERYTHING, GRAPHS, SMALL_WIDTHS, Case
+
+BLOCKS = SMALL_WIDTHS["num_layers"] + SMALL_WIDTHS["num_single_layers"]
+TRAINED = 36
+"""Tensors of the LoRA in the default layers of one double and two single blocks."""
+STEPS = ("step", "everything", "fp16", "attention", "sharded")
+
+# Operator -> the name of its kernel in MindSpore's library for Ascend.
+ACLNN = {
+    "Abs": "Abs",
+    "Add": "Add",
+    "Argmax": "ArgMax",
+    "BatchMatMul": "BatchMatMul",
+    "BroadcastTo": "Expand",
+    "Cast": "Cast",
+    "ClampScalar": "Clamp",
+    "Concat": "Cat",
+    "ConstantPadND": "ConstantPadNd",
+    "Conv2DExt": "Convolution",
+    "Cos": "Cos",
+    "Dense": "Matmul",
+    "Div": "Div",
+    "Embedding": "Embedding",
+    "Equal": "Equal",
+    "Exp": "Exp",
+    "FlashAttentionScore": "FlashAttentionScore",
+    "FlashAttentionScoreGrad": "FlashAttentionScoreGrad",
+    "Floor": "Floor",
+    "Gather": "Gather",
+    "GeLU": "Gelu",
+    "GeLUGrad": "GeluBackward",
+    "Greater": "GtTensor",
+    "GroupNorm": "GroupNorm",
+    "IsFinite": "IsFinite",
+    "LayerNorm": "LayerNorm",
+    "LayerNormGrad": "LayerNormBackward",
+    "Less": "LtTensor",
+    "LogicalAnd": "LogicalAnd",
+    "MaskedFill": "InplaceMaskedFillTensor",
+    "MatMul": "Matmul",
+    "MatMulExt": "Matmul",
+    "Maximum": "Maximum",
+    "Minimum": "Minimum",
+    "Mul": "Mul",
+    "Muls": "Muls",
+    "PowTensorScalar": "PowTensorScalar",
+    "ReduceMean": "Mean",
+    "ReduceSum": "ReduceSum",
+    "RemainderTensorScalar": "RemainderTensorScalar",
+    "RmsNorm": "RmsNorm",
+    "RmsNormGrad": "RmsNormGrad",
+    "Rsqrt": "Rsqrt",
+    "Select": "SWhere",
+    "Sigmoid": "Sigmoid",
+    "Sin": "Sin",
+    "Slice": "Slice",
+    "Softmax": "Softmax",
+    "Split": "SplitTensor",
+    "SplitWithSize": "SplitWithSize",
+    "Sqrt": "Sqrt",
+    "Stack": "Stack",
+    "Sub": "Sub",
+    "Tanh": "Tanh",
+    "Tile": "Repeat",
+    "Transpose": "Permute",
+    "UpsampleNearest2D": "UpsampleNearest2d",
+}
+# Kernels of the older interface, which AI Core has as well.
+ACLOP = {"AddN", "BiasAdd", "FillV2", "GatherNd", "Pow", "RealDiv", "StridedSlice", "StridedSliceGrad"}
+# Copies, views, control flow and collectives: no kernels of AI Core or AICPU.
+OTHER = {"AllGather", "AllReduce", "Assign", "Contiguous", "ExpandDims", "Identity", "Partial", "Switch"}
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory) -> dict[str, ir.Graph]:
+    folder = tmp_path_factory.mktemp("graphs")
+    words = [program.PYTHON, "-m", "flux_db.graph.card_graph", str(folder), *GRAPHS]
+    done = program.run(words, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {path.stem: ir.parse(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
+
+
+def blocks_of(nodes) -> set[str]:
+    found = (re.search(r"(single_transformer|transformer)_blocks-CellList/\d+", node.scope) for node in nodes)
+    return {match[0] for match in found if match}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_operator_has_a_kernel_on_ais_cores_and_none_runs_python(graphs, name):
+    found = set(graphs[name].counts()) - ir.STRUCTURE
+    assert len(found) > 10
+    assert found <= ACLNN.keys() | ACLOP | OTHER, "look up what runs it on Ascend before adding it to the table"
+
+
+def test_the_kernels_are_in_mindspores_library_for_ascend():
+    library = Path(mindspore.__file__).parent / "lib" / "plugin" / "libmindspore_ops_ascend.so"
+    if not library.exists():
+        pytest.skip("this build of MindSpore has no library for Ascend")
+    names = set(re.findall(rb"aclnn[A-Z]\w+", library.read_bytes()))
+    assert {f"aclnn{name}".encode() for name in ACLNN.values()} <= names
+
+
+@pytest.mark.parametrize("name", [*STEPS, "sampler", "validation loss"])
+def test_products_are_in_half_precision_but_for_the_rotary_angles(graphs, name):
+    products = [n for op in ("MatMul", "Dense", "FlashAttentionScore") for n in graphs[name].of(op)]
+    in_full = [node.scope for node in products if any(kind.dtype == "Float32" for kind in node.outputs)]
+    assert len(products) > 40 and len(in_full) == 1 and "FluxPosEmbed" in in_full[0]
+
+
+@pytest.mark.parametrize("name", ["T5", "CLIP"])
+def test_text_encoders_compute_in_half_precision(graphs, name):
+    products = [n for op in ("MatMul", "MatMulExt", "BatchMatMul") for n in graphs[name].of(op)]
+    assert products and all(kind.dtype == "BFloat16" for node in products for kind in node.outputs)
+
+
+@pytest.mark.parametrize("name", ["step", "everything", "sharded"])
+def test_every_block_is_recomputed_whole_and_only_its_inputs_are_kept(graphs, name):
+    graph = graphs[name]
+    assert graph.counts()["FlashAttentionScore"] == 2 * BLOCKS
+    assert graph.counts()["FlashAttentionScoreGrad"] == BLOCKS
+    repeated = [node for node in graph if node.is_repeated]
+    assert len(blocks_of(repeated)) == BLOCKS
+    case = EVERYTHING if name == "everything" else Case()
+    rows, width, image_tokens = case.rows, 32, case.image_tokens
+    tokens = case.tokens + image_tokens
+    blocks = BLOCKS * rows * tokens * width * 2  # text and image in bf16
+    end = rows * tokens * width * 2  # the last block's result
+    loss = rows * image_tokens * 64 * 4 * (2 if case.masked else 1)
+    rotary = 2 * tokens * 16 * 4
+    kept = [node for node in graph.kept() if node.op != "AllGather"]
+    assert sum(node.bytes for node in kept) == pytest.approx(blocks + end + loss + rotary, rel=0.15)
+    # recomputed block by block: what a block repeats is read from that block or from what is kept
+    assert len({re.search(r"recompute_sub_graph: U64\((\d+)\)", n.attributes)[1] for n in repeated}) == BLOCKS
+
+
+def test_less_recomputing_keeps_more(graphs):
+    def kept(name):
+        return sum(node.bytes for node in graphs[name].kept())
+
+    assert kept("step") < 0.3 * kept("attention") < 0.3 * kept("fp16")
+    assert graphs["attention"].counts()["FlashAttentionScore"] == 2 * BLOCKS
+    assert graphs["fp16"].counts()["FlashAttentionScore"] == BLOCKS, "nothing is recomputed"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_gradients_are_taken_for_the_lora_only(graphs, name):
+    case = EVERYTHING if name == "everything" else Case()
+    rank = case.config.lora.rank
+    lengths = {case.rows * n for n in (1, case.tokens, case.image_tokens, case.tokens + case.image_tokens)}
+    backward = [node.outputs[0].shape for node in graphs[name].of("MatMul") if "Gradients" in node.scope]
+    of_weights = [shape for shape in backward if rank in shape and shape[0] not in lengths]
+    others = [shape for shape in backward if rank not in shape and shape[0] not in lengths]
+    assert len(of_weights) == TRAINED
+    # [rows * heads, D] is the rotary embedding's: it turns channels and has no weight
+    assert {shape[1] for shape in others} <= {SMALL_WIDTHS["attention_head_dim"]}
+
+
+@pytest.mark.parametrize(("name", "count"), [("step", 0), ("everything", 1), ("sharded", 1)])
+def test_one_all_reduce_for_each_update(graphs, name, count):
+    assert graphs[name].counts()["AllReduce"] == count
+
+
+def test_a_spread_base_is_gathered_again_and_not_kept(graphs):
+    gathers = graphs["sharded"].of("AllGather")
+    assert any(node.is_repeated for node in gathers)
+    assert all(kind.shape[0] * 1 == node.input_types[0].shape[0] * CARDS for node in gathers for kind in node.outputs)
+    assert not [node for node in graphs["sharded"].kept() if node.op == "AllGather" and "_blocks-" in node.scope]
+
+
+def test_the_update_reads_and_writes_one_vector(graphs):
+    counts = graphs["step"].counts()
+    # for each trained tensor one slice of the vector and one assignment; the rest is the optimizer's state
+    slices = [node for node in graphs["step"].of("Slice") if "optimizer" in node.scope]
+    assert len(slices) == TRAINED and counts["Assign"] <= TRAINED + 8 and counts["TensorMove"] == 0

@@ -1,0 +1,87 @@
+"""--shard_base in two processes: what a rank loads and computes, beside mindone's own loading and splitting.
+
+python tests/sharded_load.py MODEL LOG_FOLDER; it starts itself twice under msrun.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+
+def start_both(model: str, logs: str) -> int:
+    from flux_db.training.launch import Devices, Supervisor
+
+    with Supervisor(Path(logs)) as supervisor:
+        return supervisor.run_workers([__file__, model, logs], Devices(devices=2), 0)
+
+
+def compare(model: Path) -> None:
+    import mindspore as ms
+    import numpy as np
+    from mindspore import Tensor
+    from mindspore.communication import GlobalComm
+
+    from flux_db.model import adapter, loading, runtime, sharding
+    from flux_db.settings.schema import LoraConfig, RuntimeConfig
+
+    here = runtime.start(RuntimeConfig(device="CPU", mixed_precision="fp16"))
+    lora = LoraConfig(rank=4, lora_layers="attn.to_q,ff.net.2")
+
+    ours = loading.load_transformer(model, here.dtype, None, sharding.share_of(here))
+    adapter.inject(ours, lora, seed=0)
+    whole, kept = sharding.shard_base(ours, here)
+    assert whole == sum(p.size for p in whole_network(model, lora).get_parameters()) and 0.45 < kept / whole < 0.6
+
+    from mindone.diffusers import FluxTransformer2DModel
+    from mindone.trainers.zero import prepare_network
+
+    theirs = FluxTransformer2DModel.from_pretrained(str(model / "transformer"), mindspore_dtype=here.dtype)
+    for parameter in theirs.get_parameters():
+        parameter.requires_grad = False
+    adapter.inject(theirs, lora, seed=0)
+    with sharding._hidden_lora(theirs):
+        prepare_network(theirs, 3, GlobalComm.WORLD_COMM_GROUP)
+
+    found, wanted = dict(ours.parameters_and_names()), dict(theirs.parameters_and_names())
+    assert list(found) == list(wanted)
+    for name, parameter in wanted.items():
+        mine = found[name]
+        properties = ("name", "dtype", "shape", "requires_grad", "parallel_optimizer")
+        assert all(getattr(mine, kind) == getattr(parameter, kind) for kind in properties), name
+        assert mine.asnumpy().tobytes() == parameter.asnumpy().tobytes(), name
+
+    generator = np.random.default_rng(here.rank)
+
+    def random(*shape: int) -> Tensor:
+        return Tensor(generator.standard_normal(shape), ms.float16)
+
+    inputs = {
+        "hidden_states": random(1, 4, 64),
+        "encoder_hidden_states": random(1, 8, 48),
+        "pooled_projections": random(1, 32),
+        "timestep": Tensor([0.5], ms.float16),
+        "img_ids": Tensor(np.zeros((4, 3)), ms.float16),
+        "txt_ids": Tensor(np.zeros((8, 3)), ms.float16),
+        "guidance": Tensor([3.5], ms.float32),
+    }
+    outputs = [network(**inputs, return_dict=False)[0].asnumpy() for network in (ours, theirs)]
+    assert np.isfinite(outputs[0]).all() and outputs[0].tobytes() == outputs[1].tobytes()
+    print("the same", flush=True)
+
+
+def whole_network(model: Path, lora):
+    import mindspore as ms
+
+    from flux_db.model import adapter, loading
+
+    network = loading.load_transformer(model, ms.float16)
+    adapter.inject(network, lora, seed=0)
+    return network
+
+
+if __name__ == "__main__":
+    if "MS_ROLE" in os.environ:
+        sys.exit(compare(Path(sys.argv[1])))
+    sys.exit(start_both(*sys.argv[1:]))
