@@ -9,7 +9,7 @@
 #   DEVICES     how many devices (default: 8)
 #   PORT      of msrun's scheduler (default: a free one)
 #   LOG_DIR   folder for the logs, worker_0.log and so on (default: logs in --output_dir)
-#   BIND_CORE  1 ties each worker to CPU cores near its card (default: not tied)
+#   BIND_CORE  1 ties each worker to CPU cores near its device (default: not tied)
 #   PYTHON    the python of your environment (default: the one on PATH that has MindSpore, then .venv)
 # Ctrl-C, SIGTERM and SIGHUP stop all devices after the same step, with a checkpoint. The exit code is that of the run.
 set -euo pipefail

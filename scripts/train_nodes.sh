@@ -13,7 +13,7 @@
 #   DEVICES        devices on each server (default: 8)
 #   PORT         of msrun's scheduler on server 0 (default: 8118; the next one must be free as well)
 #   LOG_DIR      folder for the logs, server_0/worker_0.log and so on (default: logs in --output_dir)
-#   BIND_CORE  1 ties each worker to CPU cores near its card (default: not tied)
+#   BIND_CORE  1 ties each worker to CPU cores near its device (default: not tied)
 #   PYTHON       the python of your environment (default: the one on PATH that has MindSpore, then .venv)
 set -euo pipefail
 # shellcheck source=scripts/devices.sh

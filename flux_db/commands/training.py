@@ -73,7 +73,7 @@ def launch(argv: list[str]) -> int:
     parser.add_argument("--node_rank", type=int, default=0, help="number of this server, from 0 (default: 0)")
     parser.add_argument("--master_addr", default="127.0.0.1", help="address of the first server")
     parser.add_argument(
-        "--bind_core", action="store_true", help="tie each worker to CPU cores near its card (msrun's --bind_core)"
+        "--bind_core", action="store_true", help="tie each worker to CPU cores near its device (msrun's --bind_core)"
     )
     arguments = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
     flags = argv[argv.index("--") + 1 :] if "--" in argv else []
@@ -95,7 +95,7 @@ def launch(argv: list[str]) -> int:
 
 
 def dry_run_ascend(argv: list[str]) -> int:
-    """Compute a run's device memory on a machine with CANN and no free card; takes the trainer's flags.
+    """Compute a run's device memory on a machine with CANN and no free device; takes the trainer's flags.
 
     MindSpore compiles the training step for Ascend and simulates one call of it. Not tried by its authors, who have no
     machine with CANN."""

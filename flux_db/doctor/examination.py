@@ -19,7 +19,7 @@ def examine(wanted: str, devices: int, megabytes: int, *, json: bool) -> int:
     with stage(f"Checking the links between {devices} devices") if devices > 1 else nullcontext():
         rows = links.check_all(devices, name, megabytes)
     here = runtime.start(RuntimeConfig(device=wanted), alone=True)
-    rows = machine.check_all(facts, name, device.card() if name == "Ascend" else None) + rows
+    rows = machine.check_all(facts, name, device.ascend_device() if name == "Ascend" else None) + rows
     with stage("Checking operators against numpy"):
         rows += operators.check_all(here)
     with stage("Checking a training step of two blocks"):

@@ -1,4 +1,4 @@
-"""Checks of what is installed: versions, card, memory, disk. Each is a function of facts."""
+"""Checks of what is installed: versions, device, memory, disk. Each is a function of facts."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import NamedTuple
 import psutil
 
 from flux_db.doctor.result import Row, judged, not_here
-from flux_db.model.device import AscendFacts, Card, cann_warning, first_line, why_no_ascend
+from flux_db.model.device import AscendDevice, AscendFacts, cann_warning, first_line, why_no_ascend
 
 # As pyproject.toml pins them.
 PINNED = {"mindspore": "2.7.1", "mindone": "0.5.0", "transformers": "4.57.1"}
 GB = 2**30
-# FLUX.1-dev in bf16 on one card: the transformer, and one file of its weights while it is loaded.
+# FLUX.1-dev in bf16 on one device: the transformer, and one file of its weights while it is loaded.
 HOST_NEED = {"Ascend": 34 * GB, "CPU": 2 * GB}
-CARD_NEED = 32 * GB
+DEVICE_NEED = 32 * GB
 DISK_NEED = 2 * GB
-# A card with less than this share of its memory free is in use by somebody.
+# A device with less than this share of its memory free is in use by somebody.
 FREE_SHARE = 0.9
 _PROCESS = re.compile(r"^\|\s*(\d+)\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*(\d+)\s*\|", re.MULTILINE)
 
 
-class CardProcess(NamedTuple):
-    """A process that has memory of a card, as npu-smi lists it."""
+class DeviceProcess(NamedTuple):
+    """A process that has memory of a device, as npu-smi lists it."""
 
-    card: int
+    device: int
     pid: int
     name: str
     megabytes: int
@@ -62,10 +62,10 @@ def npu_smi() -> str | None:
         return None
 
 
-def card_processes(text: str) -> list[CardProcess]:
+def device_processes(text: str) -> list[DeviceProcess]:
     """The processes in the last table of `npu-smi info`."""
     tail = text[text.rfind("Process id") :] if "Process id" in text else ""
-    return [CardProcess(int(card), int(pid), name, int(size)) for card, pid, name, size in _PROCESS.findall(tail)]
+    return [DeviceProcess(int(device), int(pid), name, int(size)) for device, pid, name, size in _PROCESS.findall(tail)]
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -87,32 +87,34 @@ def plugin(facts: AscendFacts) -> Row:
     if not facts.loaded:
         details = first_line(facts.error)
         row = judged(check, False, reason or "", details and f"MindSpore reports: {details}")
-        # without CANN and without a card this is a CPU machine, and nothing is broken
-        return not_here(check, reason or "") if facts.cards == 0 and facts.cann is None else row
+        # without CANN and without an Ascend card this is a CPU machine, and nothing is broken
+        return not_here(check, reason or "") if facts.devices == 0 and facts.cann is None else row
     warning = cann_warning(facts)
     told = f"CANN {facts.cann or 'of unknown version'}; MindSpore accepts {', '.join(facts.accepted_cann)}"
     return judged(check, warning is None, told, "install a CANN version that fits")
 
 
 def driver(facts: AscendFacts) -> Row:
-    if facts.driver is None and facts.cards == 0:
+    if facts.driver is None and facts.devices == 0:
         return not_here("Ascend driver", "not installed")
     return judged("Ascend driver", facts.driver is not None, facts.driver or "not found", "install the driver")
 
 
-def card(facts: AscendFacts, found: Card | None) -> Row:
+def device(facts: AscendFacts, found: AscendDevice | None) -> Row:
     if found is None:
-        return not_here("card", why_no_ascend(facts) or "not used")
-    told = f"{found.name or found.soc}, {found.memory / GB:.0f} GB HBM, {facts.cards} in this machine"
-    return judged("card", found.memory >= CARD_NEED * 0.9, told, "FLUX.1-dev needs 32 GB with --shard_base, or 64 GB")
+        return not_here("device", why_no_ascend(facts) or "not used")
+    told = f"{found.name or found.soc}, {found.memory / GB:.0f} GB HBM, {facts.devices} in this machine"
+    return judged(
+        "device", found.memory >= DEVICE_NEED * 0.9, told, "FLUX.1-dev needs 32 GB with --shard_base, or 64 GB"
+    )
 
 
-def free_card_memory(found: Card | None, processes: list[CardProcess] | None) -> Row:
-    """Free memory of the card, and who else is on it."""
+def free_memory(found: AscendDevice | None, processes: list[DeviceProcess] | None) -> Row:
+    """Free memory of the device, and who else is on it."""
     check = "free HBM"
     if found is None:
-        return not_here(check, "no card in use")
-    others = ", ".join(f"{p.name} (process {p.pid}, {p.megabytes} MB on card {p.card})" for p in processes or [])
+        return not_here(check, "no Ascend device in use")
+    others = ", ".join(f"{p.name} (process {p.pid}, {p.megabytes} MB on device {p.device})" for p in processes or [])
     told = f"{found.free / GB:.1f} of {found.memory / GB:.1f} GB" + (f"; in use by {others}" if others else "")
     return judged(check, found.free >= FREE_SHARE * found.memory, told, "end the other processes, or set DEVICE_ID")
 
@@ -128,16 +130,16 @@ def disk(free: int, folder: Path) -> Row:
     return judged("disk", free >= DISK_NEED, told, "make room, or work in another folder")
 
 
-def check_all(facts: AscendFacts, device: str, found: Card | None) -> list[Row]:
+def check_all(facts: AscendFacts, device: str, found: AscendDevice | None) -> list[Row]:
     text = npu_smi()
-    processes = card_processes(text) if text else None
+    processes = device_processes(text) if text else None
     folder = Path.cwd()
     return [
         versions(installed()),
         plugin(facts),
         driver(facts),
-        card(facts, found),
-        free_card_memory(found, processes),
+        device(facts, found),
+        free_memory(found, processes),
         host_memory(psutil.virtual_memory().available, device),
         disk(shutil.disk_usage(folder).free, folder),
     ]

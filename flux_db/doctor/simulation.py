@@ -1,4 +1,4 @@
-"""`dry-run-ascend`: the memory of the configured step as MindSpore computes it, with CANN and without a free card.
+"""`dry-run-ascend`: the memory of the configured step as MindSpore computes it, with CANN and without a free device.
 
 A child process compiles the step for Ascend with MS_SIMULATION_LEVEL=1, in which MindSpore runs everything but the
 kernels, and calls it once. MindSpore writes the peak into its log when the process ends.
@@ -28,7 +28,7 @@ IN_CHILD = "FLUX_DB_SIMULATED"
 ENVIRONMENT = {device.SIMULATION: "1", "GLOG_v": "1", "GLOG_logtostderr": "1", "RANK_ID": "0", "RANK_SIZE": "1"}
 
 _LINES = {
-    "card": re.compile(r"Device (?:MOC|HBM) memory size: (\d+)M"),
+    "device": re.compile(r"Device (?:MOC|HBM) memory size: (\d+)M"),
     "usable": re.compile(r"MindSpore Used memory size: (\d+)M"),
     "peak": re.compile(r"Used peak memory usage \(without fragments\): (\d+)M"),
     "peak_with_fragments": re.compile(r"Actual peak memory usage \(with fragments\): (\d+)M"),
@@ -40,7 +40,7 @@ SHOWN_LINES = 15
 class SimulatedMemory(NamedTuple):
     """As MindSpore writes it, in MB."""
 
-    card: int | None = None
+    device: int | None = None
     usable: int | None = None
     peak: int | None = None
     peak_with_fragments: int | None = None
@@ -48,8 +48,8 @@ class SimulatedMemory(NamedTuple):
 
 def problem(config: Config, facts: AscendFacts) -> str | None:
     """Why the step cannot be simulated here; None if it can."""
-    if reason := device.why_no_ascend(replace(facts, cards=max(1, facts.cards))):
-        return f"dry-run-ascend: {reason}. It needs CANN and MindSpore's Ascend plugin, but no card"
+    if reason := device.why_no_ascend(replace(facts, devices=max(1, facts.devices))):
+        return f"dry-run-ascend: {reason}. It needs CANN and MindSpore's Ascend plugin, but no Ascend card"
     if config.runtime.device == "CPU":
         return "--device CPU: dry-run-ascend simulates Ascend; leave the flag out"
     if config.runtime.shard_base or config.runtime.distributed:
@@ -79,7 +79,7 @@ def describe(memory: SimulatedMemory) -> list[str]:
         lines.append(f"of which fragments: {(peak - memory.peak) / 1024:.1f} GB")
     if memory.usable:
         fits = "it fits" if peak <= memory.usable else "it does not fit"
-        lines.append(f"memory that MindSpore may use on the simulated card: {memory.usable / 1024:.1f} GB; {fits}")
+        lines.append(f"memory that MindSpore may use on the simulated device: {memory.usable / 1024:.1f} GB; {fits}")
     lines.append("The step alone: drawing samples needs the VAE on top.")
     return lines
 

@@ -22,7 +22,7 @@ NO_BF16 = ("ascend910", "ascend310p", "ascend310")
 OVERFLOW_MODE = "MS_ASCEND_CHECK_OVERFLOW_MODE"
 SATURATION = "SATURATION_MODE"
 SIMULATION = "MS_SIMULATION_LEVEL"
-"""Environment variable: MindSpore runs as if there were a card."""
+"""Environment variable: MindSpore runs as if there were an Ascend device."""
 PLUGIN = "libmindspore_ascend.so"
 CANN_PLACES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest", "/usr/local/Ascend/cann")
 # A shared library that the plugin needs and that the loader did not find.
@@ -39,8 +39,8 @@ class AscendFacts:
     """MindSpore has loaded it."""
     error: str = ""
     """What MindSpore's loader reported."""
-    cards: int = 0
-    """Device files of cards, /dev/davinci0 and so on."""
+    devices: int = 0
+    """Ascend devices, by their files /dev/davinci0 and so on."""
     cann: str | None = None
     driver: str | None = None
     accepted_cann: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class AscendFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class AscendDevice:
     """What is known of the device in use."""
 
     soc: str = ""
@@ -89,8 +89,8 @@ def why_no_ascend(facts: AscendFacts) -> str | None:
         if missing:
             return f"{missing} of CANN {facts.cann} is not found; source CANN's set_env.sh"
         return "MindSpore did not load its Ascend plugin" + (f": {first_line(facts.error)}" if facts.error else "")
-    if facts.cards == 0:
-        return "there is no card (no /dev/davinci0); check npu-smi info, and in a container its --device flags"
+    if facts.devices == 0:
+        return "there is no Ascend card (no /dev/davinci0); check npu-smi info, and in a container its --device flags"
     return None
 
 
@@ -140,11 +140,11 @@ def overflow_problem(device: str, environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def describe(card: Card, facts: AscendFacts) -> str:
-    """A card in words: name, memory, versions; what is not known is left out."""
+def describe(found: AscendDevice, facts: AscendFacts) -> str:
+    """A device in words: name, memory, versions; what is not known is left out."""
     parts = [
-        card.name or card.soc,
-        f"{card.memory / 2**30:.0f} GB HBM" if card.memory else "",
+        found.name or found.soc,
+        f"{found.memory / 2**30:.0f} GB HBM" if found.memory else "",
         f"CANN {facts.cann}" if facts.cann else "CANN of unknown version",
         f"driver {facts.driver}" if facts.driver else "driver of unknown version",
     ]
@@ -167,14 +167,14 @@ def ascend_facts() -> AscendFacts:
         plugin=any(plugins.glob(f"{PLUGIN}*")),
         loaded=context.is_pkg_support_device("Ascend"),
         error=context.load_plugin_error(),
-        cards=count_cards(Path("/dev")) or int(SIMULATION in os.environ),
+        devices=count_devices(Path("/dev")) or int(SIMULATION in os.environ),
         cann=cann_version(os.environ, CANN_PLACES),
         driver=driver_version(Path("/etc/ascend_install.info"), Path("/usr/local/Ascend/driver")),
         accepted_cann=tuple(checker(None).version) if checker else (),
     )
 
 
-def count_cards(devices: Path) -> int:
+def count_devices(devices: Path) -> int:
     return sum(re.fullmatch(r"davinci\d+", path.name) is not None for path in devices.glob("davinci*"))
 
 
@@ -213,13 +213,13 @@ def soc_name() -> str:
     return MSContext.get_instance().get_ascend_soc_version()
 
 
-def card() -> Card:
+def ascend_device() -> AscendDevice:
     """The device of this process, once it is set; MindSpore reports its memory only after the first operator ran."""
     import mindspore as ms
 
     number = ms.get_context("device_id")
     properties = ms.hal.get_device_properties(number, "Ascend")
-    return Card(
+    return AscendDevice(
         soc=soc_name(),
         name=properties.name,
         memory=int(properties.total_memory),

@@ -100,7 +100,7 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
         devices = f", {world_size} processes" if world_size > 1 else ""
         say(f"device {name} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
         if name == "Ascend":
-            _tell_card(facts)
+            _tell_device(facts)
     return Runtime(device=name, dtype=DTYPES[config.mixed_precision], rank=rank, world_size=world_size)
 
 
@@ -124,9 +124,9 @@ def _start_ascend(config: RuntimeConfig) -> None:
     ms.device_context.ascend.op_debug.execute_timeout(device.PATIENCE_SECONDS)
 
 
-def _tell_card(facts: device.AscendFacts) -> None:
+def _tell_device(facts: device.AscendFacts) -> None:
     ops.add(Tensor([1.0], ms.float32), 1.0).asnumpy()  # MindSpore knows the memory only after a first operator
-    say(f"  {device.describe(device.card(), facts)}")
+    say(f"  {device.describe(device.ascend_device(), facts)}")
     if warning := device.cann_warning(facts):
         say(f"warning: {warning}")
 

@@ -67,7 +67,7 @@ class Devices:
     port: int | None = None
     """None: a free one is found."""
     bind_core: bool = False
-    """msrun ties each worker to CPU cores near its card."""
+    """msrun ties each worker to CPU cores near its device."""
 
     @property
     def total(self) -> int:

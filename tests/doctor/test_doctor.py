@@ -15,10 +15,10 @@ from test_repo import PROJECT
 from flux_db.doctor import machine, operators, result, step, table
 from flux_db.doctor.result import Row
 from flux_db.model import device_kernels
-from flux_db.model.device import AscendFacts, Card
+from flux_db.model.device import AscendDevice, AscendFacts
 
-GOOD = AscendFacts(cards=8, cann="8.3.RC1", driver="25.2.0", accepted_cann=("8.2", "8.3"))
-CARD = Card(soc="ascend910b", name="Ascend910B3", memory=64 * 2**30, free=63 * 2**30)
+GOOD = AscendFacts(devices=8, cann="8.3.RC1", driver="25.2.0", accepted_cann=("8.2", "8.3"))
+CARD = AscendDevice(soc="ascend910b", name="Ascend910B3", memory=64 * 2**30, free=63 * 2**30)
 # As npu-smi 24.1 prints it, cut.
 NPU_SMI = """\
 +------------------------------------------------------------------------------------------------+
@@ -52,17 +52,17 @@ def test_the_versions_are_those_that_pip_is_asked_for():
     ("row", "status", "part"),
     [
         (machine.plugin(GOOD), "pass", "CANN 8.3.RC1"),
-        (machine.plugin(AscendFacts(cards=8, cann="8.0.RC1", accepted_cann=("8.2", "8.3"))), "fail", "8.0.RC1"),
-        (machine.plugin(AscendFacts(loaded=False, error="libge_runner.so: x", cards=8)), "fail", "did not load"),
+        (machine.plugin(AscendFacts(devices=8, cann="8.0.RC1", accepted_cann=("8.2", "8.3"))), "fail", "8.0.RC1"),
+        (machine.plugin(AscendFacts(loaded=False, error="libge_runner.so: x", devices=8)), "fail", "did not load"),
         (machine.plugin(AscendFacts(loaded=False, error="libge_runner.so: x")), "not here", "did not load"),
         (machine.driver(GOOD), "pass", "25.2.0"),
-        (machine.driver(AscendFacts(cards=8)), "fail", "not found"),
+        (machine.driver(AscendFacts(devices=8)), "fail", "not found"),
         (machine.driver(AscendFacts()), "not here", ""),
-        (machine.card(GOOD, CARD), "pass", "Ascend910B3, 64 GB HBM, 8 in this machine"),
-        (machine.card(GOOD, Card(soc="ascend310p", memory=2**33)), "fail", "8 GB"),
-        (machine.card(AscendFacts(), None), "not here", "no card"),
-        (machine.free_card_memory(CARD, []), "pass", "63.0 of 64.0 GB"),
-        (machine.free_card_memory(None, None), "not here", ""),
+        (machine.device(GOOD, CARD), "pass", "Ascend910B3, 64 GB HBM, 8 in this machine"),
+        (machine.device(GOOD, AscendDevice(soc="ascend310p", memory=2**33)), "fail", "8 GB"),
+        (machine.device(AscendFacts(), None), "not here", "no Ascend card"),
+        (machine.free_memory(CARD, []), "pass", "63.0 of 64.0 GB"),
+        (machine.free_memory(None, None), "not here", ""),
         (machine.host_memory(2**36, "Ascend"), "pass", "64.0 GB"),
         (machine.host_memory(2**33, "Ascend"), "fail", "8.0 GB"),
         (machine.host_memory(2**33, "CPU"), "pass", "8.0 GB"),
@@ -76,11 +76,11 @@ def test_what_is_installed_is_judged_by_its_facts(row, status, part):
 
 
 def test_who_else_is_on_the_card_is_named():
-    processes = machine.card_processes(NPU_SMI)
-    assert processes == [machine.CardProcess(0, 3210, "python", 28700)]
-    row = machine.free_card_memory(Card(memory=64 * 2**30, free=35 * 2**30), processes)
-    assert row.status == "fail" and "in use by python (process 3210, 28700 MB on card 0)" in row.found
-    assert machine.card_processes("nothing of the kind") == []
+    processes = machine.device_processes(NPU_SMI)
+    assert processes == [machine.DeviceProcess(0, 3210, "python", 28700)]
+    row = machine.free_memory(AscendDevice(memory=64 * 2**30, free=35 * 2**30), processes)
+    assert row.status == "fail" and "in use by python (process 3210, 28700 MB on device 0)" in row.found
+    assert machine.device_processes("nothing of the kind") == []
 
 
 def test_a_check_that_raises_fails_alone():
@@ -92,7 +92,11 @@ def test_a_check_that_raises_fails_alone():
 
 
 def test_table_and_json():
-    rows = [Row("one", "pass", "fine"), Row("another", "not here", "no card"), Row("third", "fail", "bad", "mend it")]
+    rows = [
+        Row("one", "pass", "fine"),
+        Row("another", "not here", "no Ascend card"),
+        Row("third", "fail", "bad", "mend it"),
+    ]
     text = table.as_text(rows, "CPU")
     assert "third    fail      bad" in text and "-> mend it" in text
     assert text.endswith("This machine is not ready to train on CPU: 1 pass, 1 fail, 1 not here.")

@@ -24,7 +24,7 @@ Actual peak memory usage (with fragments): 26244M
 
 def test_the_peak_is_read_from_mindspores_log():
     memory = simulation.read_memory(LOG.splitlines())
-    assert memory == SimulatedMemory(card=65536, usable=59392, peak=23716, peak_with_fragments=26244)
+    assert memory == SimulatedMemory(device=65536, usable=59392, peak=23716, peak_with_fragments=26244)
     lines = simulation.describe(memory)
     assert lines[0] == "peak of the step, as MindSpore computes it: 25.6 GB"
     assert "58.0 GB; it fits" in lines[2]
@@ -59,7 +59,7 @@ def test_without_cann_the_command_is_refused(world, tmp_path):
     settings = world.settings(tmp_path / "out") | {"device": "auto"}
     done = program.run(program.command("dry-run-ascend", *program.flags(settings)))
     assert done.returncode == 2, done.stderr
-    assert "dry-run-ascend: CANN is not installed" in done.stderr and "but no card" in done.stderr
+    assert "dry-run-ascend: CANN is not installed" in done.stderr and "but no Ascend card" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

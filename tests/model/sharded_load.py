@@ -1,6 +1,6 @@
 """--shard_base in two processes: what a rank loads and computes, beside mindone's own loading and splitting.
 
-python tests/sharded_load.py MODEL LOG_FOLDER; it starts itself twice under msrun.
+python tests/model/sharded_load.py MODEL LOG_FOLDER; it starts itself twice under msrun.
 """
 
 import os

@@ -13,9 +13,9 @@ import pytest
 
 from flux_db.errors import UserError
 from flux_db.model import device
-from flux_db.model.device import AscendFacts, Card
+from flux_db.model.device import AscendDevice, AscendFacts
 
-GOOD = AscendFacts(cards=8, cann="8.3.RC1", driver="25.2.0", accepted_cann=("7.8", "8.2", "8.3"))
+GOOD = AscendFacts(devices=8, cann="8.3.RC1", driver="25.2.0", accepted_cann=("7.8", "8.2", "8.3"))
 # As MindSpore 2.7.1's loader reports them.
 NO_CANN = (
     "Load dynamic library: libmindspore_ascend.so.2 failed. libge_runner.so: cannot open shared object file: No such"
@@ -44,7 +44,7 @@ BROKEN = {
         "CANN 7.0.0 does not fit this MindSpore (it accepts 7.8, 8.2, 8.3)",
     ),
     "no driver": (facts(loaded=False, error=NO_DRIVER), "libascend_hal.so of the Ascend driver is missing"),
-    "no card": (facts(cards=0), "there is no card (no /dev/davinci0)"),
+    "no card": (facts(devices=0), "there is no Ascend card (no /dev/davinci0)"),
     "unknown": (facts(loaded=False, error="something else\n"), "did not load its Ascend plugin: something else"),
 }
 
@@ -103,10 +103,10 @@ def test_a_cann_that_mindspore_does_not_accept_is_a_warning():
 
 
 def test_a_card_in_words():
-    card = Card(soc="ascend910b", name="Ascend910B3", memory=64 * 2**30)
+    card = AscendDevice(soc="ascend910b", name="Ascend910B3", memory=64 * 2**30)
     assert device.describe(card, GOOD) == "Ascend910B3, 64 GB HBM, CANN 8.3.RC1, driver 25.2.0"
     unknown = facts(cann=None, driver=None)
-    assert device.describe(Card(soc="ascend910b"), unknown) == (
+    assert device.describe(AscendDevice(soc="ascend910b"), unknown) == (
         "ascend910b, CANN of unknown version, driver of unknown version"
     )
 
@@ -132,10 +132,10 @@ def test_versions_are_read_from_the_places_of_cann_and_driver(tmp_path):
 def test_cards_are_counted_by_their_device_files(tmp_path):
     for name in ("davinci0", "davinci7", "davinci_manager", "null"):
         (tmp_path / name).write_text("")
-    assert device.count_cards(tmp_path) == 2
+    assert device.count_devices(tmp_path) == 2
 
 
-@pytest.mark.skipif(device.count_cards(device.Path("/dev")) > 0, reason="there is a card")
+@pytest.mark.skipif(device.count_devices(device.Path("/dev")) > 0, reason="there is a device")
 def test_here_there_is_no_card_and_the_program_prints_why(world, tmp_path):
     done = program.run(program.trainer(world.settings(tmp_path / "out") | {"device": "Ascend"}))
     assert done.returncode == 2 and "--device Ascend: CANN is not installed" in done.stderr

@@ -206,7 +206,7 @@ def test_a_rank_reads_only_its_part_of_the_files(cpu, model):
 
 
 def test_two_ranks_hold_and_compute_what_mindones_own_splitting_gives(world, tmp_path):
-    """Runs tests/sharded_load.py in two processes, which raise if something differs."""
+    """Runs tests/model/sharded_load.py in two processes, which raise if something differs."""
     script = Path(__file__).with_name("sharded_load.py")
     done = program.run([program.PYTHON, str(script), str(world.model), str(tmp_path)])
     logs = [(tmp_path / f"worker_{rank}.log").read_text() for rank in range(2)]

@@ -29,10 +29,10 @@ VALIDATION |= {"validation_inference_steps": 2}
 HERE = Path(__file__).parent
 
 
-def start(settings: dict, devices: int = 2) -> subprocess.Popen:
+def start(settings: dict, devices: int = 2, **variables: str) -> subprocess.Popen:
     """The launch script."""
     command = program.script(f"train_{'multi' if devices > 1 else 'single'}.sh", *flags(settings))
-    return _start(command, DEVICES=str(devices))
+    return _start(command, DEVICES=str(devices), **variables)
 
 
 def start_wrong(settings: dict, wrong: str, *, stub: bool = True) -> subprocess.Popen:
@@ -281,3 +281,15 @@ def test_a_launched_run_is_resumed_by_its_script(monkeypatch):
     assert resume_command(argv) == "python train.py --rank 4 --resume_from_checkpoint latest"
     monkeypatch.setenv(COMMAND, "env DEVICES=2 bash scripts/train_multi.sh")
     assert resume_command(argv) == "env DEVICES=2 bash scripts/train_multi.sh --rank 4 --resume_from_checkpoint latest"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPU cores")
+def test_bind_core_ties_each_worker_to_cores_of_its_own(world, tmp_path):
+    settings = world.settings(tmp_path / "run", **QUICK | {"max_train_steps": 500})
+    process = start(settings, BIND_CORE="1")
+    found = program.wait_until(lambda: len(workers(process.args)) == 2 and workers(process.args), 120, "two workers")
+    cores = [os.sched_getaffinity(pid) for pid in found.values()]
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    assert cores[0] and cores[1] and not cores[0] & cores[1]
