@@ -186,6 +186,14 @@ def test_architecture_lists_the_modules_there_are_in_their_order():
     assert len({purpose for _, purpose in rows}) == len(rows)
 
 
+def test_devices_page_lists_the_differences_between_cpu_and_ascend():
+    from flux_db.model.device_kernels import DIFFERENCES
+
+    section = PAGES[ROOT / "docs" / "devices.md"].partition("## The graph of Ascend")[2]
+    rows = dict(re.findall(r"^\| ([\w ]+) \| ((?:Ascend|CPU): .+) \|$", section, flags=re.MULTILINE))
+    assert rows == DIFFERENCES and len(rows) < 8
+
+
 # ---- Links ----
 
 

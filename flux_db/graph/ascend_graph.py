@@ -19,6 +19,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore.amp import DynamicLossScaler
+from mindspore.nn.utils import no_init_parameters
 
 from flux_db.errors import UserError
 from flux_db.graph import ir
@@ -157,10 +158,12 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def build_transformer(widths: dict[str, Any], dtype: ms.Type) -> nn.Cell:
+    """Without values: compiling needs shapes and types only."""
     with quiet():
         from mindone.diffusers import FluxTransformer2DModel
 
-        return _frozen(FluxTransformer2DModel(**widths), dtype)
+        with no_init_parameters():
+            return _frozen(FluxTransformer2DModel(**widths), dtype)
 
 
 def _frozen(cell: nn.Cell, dtype: ms.Type) -> nn.Cell:
