@@ -202,7 +202,7 @@ def _lay_out(folder: Path, calm: Path, earlier: Path, *, resumed: bool) -> None:
         if resumed:
             name = f"checkpoint-{RESUME_AT}"
             shutil.copytree(calm / "out" / name, folder / "out" / name)
-            shutil.copytree(calm / "cache", folder / "cache")
+            shutil.copytree(calm / "cache", folder / "cache", ignore=shutil.ignore_patterns("*.json"))
     except (OSError, shutil.Error):
         for path in folder.iterdir():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""A short run of the tiny model, started as a user starts it: in a bare environment. For scripts beside this one."""
+"""A short run of the tiny model, started in a bare environment as a user starts it; for the scripts beside this one."""
 
 from __future__ import annotations
 

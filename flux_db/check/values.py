@@ -6,7 +6,7 @@ A check returns its problems as values; the line of each names the flag, the val
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from flux_db.check import folders
 from flux_db.data import buckets
@@ -120,228 +120,220 @@ def _empty_texts(values: dict[str, Any]) -> list[Problem]:
     ]
 
 
+class _Rule(NamedTuple):
+    """One thing that settings may have wrong."""
+
+    broken: bool
+    flag: str
+    text: str
+    """What follows the flag in the message."""
+    also: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(f"--{self.flag}{self.text}", flag=self.flag, also=self.also)
+
+
+def _broken(*rules: _Rule) -> list[Problem]:
+    return [rule.problem for rule in rules if rule.broken]
+
+
 def _contradictions(config: Config) -> list[Problem]:
-    data, optim, runtime = config.data, config.optim, config.runtime
-    problems = []
-    for name in ("class_data_dir", "class_prompt"):
-        value = getattr(data, name)
-        if data.with_prior_preservation and value is None:
-            problems.append(
-                Problem(
-                    f"--with_prior_preservation needs --{name}: add it", flag="with_prior_preservation", also=(name,)
-                )
-            )
-        if not data.with_prior_preservation and value is not None:
-            problems.append(
-                Problem(
-                    f"--{name} {value}: needs --with_prior_preservation; add that or leave --{name} out",
-                    flag=name,
-                    also=("with_prior_preservation",),
-                )
-            )
-    problems += _picture_contradictions(config)
-    if optim.lr_warmup_steps > 0 and optim.lr_scheduler == "constant":
-        problems.append(
-            Problem(
-                f"--lr_warmup_steps {optim.lr_warmup_steps}: --lr_scheduler constant has no warm-up;"
-                " use constant_with_warmup",
-                flag="lr_warmup_steps",
-                also=("lr_scheduler",),
-            )
-        )
-    if optim.max_train_steps is not None and optim.lr_warmup_steps > optim.max_train_steps:
-        problems.append(
-            Problem(
-                f"--lr_warmup_steps {optim.lr_warmup_steps}: longer than the run of --max_train_steps"
-                f" {optim.max_train_steps}; shorten the warm-up",
-                flag="lr_warmup_steps",
-                also=("max_train_steps",),
-            )
-        )
-    if not config.lora.layers:
-        problems.append(
-            Problem(
-                f"--lora_layers {config.lora.lora_layers}: names no layer; give some, or leave it out",
-                flag="lora_layers",
-            )
-        )
-    if config.hub.hub_model_id and not config.hub.push_to_hub:
-        problems.append(
-            Problem(
-                f"--hub_model_id {config.hub.hub_model_id}: needs --push_to_hub; add that or leave it out",
-                flag="hub_model_id",
-                also=("push_to_hub",),
-            )
-        )
-    if recomputed(config) is None:
-        problems.append(
-            Problem(
-                f"--gradient_checkpointing {runtime.gradient_checkpointing}: expects blocks, attention, none or a "
-                "number of blocks",
-                flag="gradient_checkpointing",
-            )
-        )
-    if runtime.device == "CPU" and runtime.mixed_precision == "bf16":
-        problems.append(
-            Problem(
-                "--mixed_precision bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU",
-                flag="mixed_precision",
-                also=("device",),
-            )
-        )
-    if runtime.device != "CPU" and runtime.jit_level == "O2" and optim.gradient_accumulation_steps > 1:
-        problems.append(
-            Problem(
-                f"--jit_level O2: not with --gradient_accumulation_steps {optim.gradient_accumulation_steps}, whose"
-                " graph branches; use O1",
-                flag="jit_level",
-                also=("gradient_accumulation_steps", "device"),
-            )
-        )
-    if runtime.device == "CPU" and not runtime.deterministic:
-        problems.append(
-            Problem(
-                "--no-deterministic: of use on Ascend only; leave it out with --device CPU",
-                flag="deterministic",
-                also=("device",),
-            )
-        )
-    if runtime.compile_cache == "off" and runtime.compile_cache_dir is not None:
-        problems.append(
-            Problem(
-                f"--compile_cache_dir {runtime.compile_cache_dir}: not used with --compile_cache off; leave one of them"
-                " out",
-                flag="compile_cache_dir",
-                also=("compile_cache",),
-            )
-        )
-    return problems
+    optim, hub = config.optim, config.hub
+    warmup = optim.lr_warmup_steps
+    return [
+        *_prior_problems(config),
+        *_picture_contradictions(config),
+        *_device_problems(config),
+        *_broken(
+            _Rule(
+                warmup > 0 and optim.lr_scheduler == "constant",
+                "lr_warmup_steps",
+                f" {warmup}: --lr_scheduler constant has no warm-up; use constant_with_warmup",
+                ("lr_scheduler",),
+            ),
+            _Rule(
+                optim.max_train_steps is not None and warmup > optim.max_train_steps,
+                "lr_warmup_steps",
+                f" {warmup}: longer than the run of --max_train_steps {optim.max_train_steps}; shorten the warm-up",
+                ("max_train_steps",),
+            ),
+            _Rule(
+                not config.lora.layers,
+                "lora_layers",
+                f" {config.lora.lora_layers}: names no layer; give some, or leave it out",
+            ),
+            _Rule(
+                bool(hub.hub_model_id) and not hub.push_to_hub,
+                "hub_model_id",
+                f" {hub.hub_model_id}: needs --push_to_hub; add that or leave it out",
+                ("push_to_hub",),
+            ),
+        ),
+    ]
+
+
+def _prior_problems(config: Config) -> list[Problem]:
+    prior, switch = config.data.with_prior_preservation, "with_prior_preservation"
+    needed = {name: getattr(config.data, name) for name in ("class_data_dir", "class_prompt")}
+    rules = []
+    for name, value in needed.items():
+        alone = f" {value}: needs --{switch}; add that or leave --{name} out"
+        rules.append(_Rule(prior and value is None, switch, f" needs --{name}: add it", (name,)))
+        rules.append(_Rule(not prior and value is not None, name, alone, (switch,)))
+    return _broken(*rules)
+
+
+def _device_problems(config: Config) -> list[Problem]:
+    runtime, accumulated = config.runtime, config.optim.gradient_accumulation_steps
+    on_cpu = runtime.device == "CPU"
+    found = _broken(
+        _Rule(
+            recomputed(config) is None,
+            "gradient_checkpointing",
+            f" {runtime.gradient_checkpointing}: expects blocks, attention, none or a number of blocks",
+        ),
+        _Rule(
+            on_cpu and runtime.mixed_precision == "bf16",
+            "mixed_precision",
+            " bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU",
+            ("device",),
+        ),
+        _Rule(
+            not on_cpu and runtime.jit_level == "O2" and accumulated > 1,
+            "jit_level",
+            f" O2: not with --gradient_accumulation_steps {accumulated}, whose graph branches; use O1",
+            ("gradient_accumulation_steps", "device"),
+        ),
+        _Rule(
+            runtime.compile_cache == "off" and runtime.compile_cache_dir is not None,
+            "compile_cache_dir",
+            f" {runtime.compile_cache_dir}: not used with --compile_cache off; leave one of them out",
+            ("compile_cache",),
+        ),
+    )
+    if on_cpu and not runtime.deterministic:
+        text = "--no-deterministic: of use on Ascend only; leave it out with --device CPU"
+        found.append(Problem(text, flag="deterministic", also=("device",)))
+    return found
 
 
 def _crop_problems(config: Config) -> list[Problem]:
     data, found = config.data, []
     if data.aspect_ratio_buckets is not None:
         wrong = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
-        found += [
-            Problem(f"--aspect_ratio_buckets: {text}", flag="aspect_ratio_buckets", also=("resolution", "max_buckets"))
-            for text in wrong
-        ]
-    if data.cache_crops > 1 and data.center_crop:
-        found.append(
-            Problem(
-                f"--cache_crops {data.cache_crops}: --center_crop has only one; leave one of them out",
-                flag="cache_crops",
-                also=("center_crop",),
-            )
-        )
-    if data.cache_crops > 1 and not data.cache_latents:
-        found.append(
-            Problem(
-                f"--cache_crops {data.cache_crops}: --no-cache_latents crops anew for every example; leave one of them"
-                " out",
-                flag="cache_crops",
-                also=("cache_latents",),
-            )
-        )
-    return found
+        sizes = ("resolution", "max_buckets")
+        found = [_Rule(True, "aspect_ratio_buckets", f": {text}", sizes).problem for text in wrong]
+    several = data.cache_crops > 1
+    return found + _broken(
+        _Rule(
+            several and data.center_crop,
+            "cache_crops",
+            f" {data.cache_crops}: --center_crop has only one; leave one of them out",
+            ("center_crop",),
+        ),
+        _Rule(
+            several and not data.cache_latents,
+            "cache_crops",
+            f" {data.cache_crops}: --no-cache_latents crops anew for every example; leave one of them out",
+            ("cache_latents",),
+        ),
+    )
 
 
 def _picture_contradictions(config: Config) -> list[Problem]:
-    data, problems = config.data, []
-    if data.instance_data_dir is None and data.dataset_name is None:
-        problems.append(
-            Problem(
-                "--instance_data_dir or --dataset_name is required: say where the pictures of the subject are",
-                flag="instance_data_dir",
-                also=("dataset_name",),
+    data = config.data
+    defaults = {field.name: field.default for field in dataclasses.fields(data)}
+    of_datasets = {name: getattr(data, name) for name in ("dataset_config_name", "image_column", "caption_column")}
+    return _broken(
+        _Rule(
+            data.instance_data_dir is None and data.dataset_name is None,
+            "instance_data_dir",
+            " or --dataset_name is required: say where the pictures of the subject are",
+            ("dataset_name",),
+        ),
+        _Rule(
+            data.instance_data_dir is not None and data.dataset_name is not None,
+            "dataset_name",
+            f" {data.dataset_name}: not together with --instance_data_dir; leave one out",
+            ("instance_data_dir",),
+        ),
+        *(
+            _Rule(
+                data.dataset_name is None and value != defaults[name],
+                name,
+                f" {value}: needs --dataset_name; add that or leave --{name} out",
+                ("dataset_name",),
             )
-        )
-    if data.instance_data_dir is not None and data.dataset_name is not None:
-        problems.append(
-            Problem(
-                f"--dataset_name {data.dataset_name}: not together with --instance_data_dir; leave one out",
-                flag="dataset_name",
-                also=("instance_data_dir",),
+            for name, value in of_datasets.items()
+        ),
+        *_trigger_rules(config),
+        _Rule(
+            not _has_background(config),
+            "alpha_background",
+            f" {data.alpha_background}: no colour; give a name such as grey, or #rrggbb",
+        ),
+    )
+
+
+def _trigger_rules(config: Config) -> list[_Rule]:
+    data, word = config.data, config.data.trigger_word
+    prompts = [("instance_prompt", data.instance_prompt)]
+    prompts += [("validation_prompt", text) for text in config.validation.validation_prompt]
+    return [
+        *(
+            _Rule(
+                word is None and has_trigger(text),
+                name,
+                f" {text}: needs --trigger_word, which takes the place of {{trigger}}",
+                ("trigger_word",),
             )
-        )
-    defaults = {f.name: f.default for f in dataclasses.fields(data)}
-    for name in ("dataset_config_name", "image_column", "caption_column"):
-        value = getattr(data, name)
-        if data.dataset_name is None and value != defaults[name]:
-            problems.append(
-                Problem(
-                    f"--{name} {value}: needs --dataset_name; add that or leave --{name} out",
-                    flag=name,
-                    also=("dataset_name",),
-                )
-            )
-    if data.trigger_word is None:
-        prompts = {"instance_prompt": [data.instance_prompt], "validation_prompt": config.validation.validation_prompt}
-        problems += [
-            Problem(
-                f"--{name} {text}: needs --trigger_word, which takes the place of {{trigger}}",
-                flag=name,
-                also=("trigger_word",),
-            )
-            for name, texts in prompts.items()
-            for text in texts
-            if has_trigger(text)
-        ]
-    elif has_trigger(data.trigger_word):
-        problems.append(Problem(f"--trigger_word {data.trigger_word}: must be a word of its own", flag="trigger_word"))
-    if data.class_prompt is not None and has_trigger(data.class_prompt):
-        problems.append(
-            Problem(f"--class_prompt {data.class_prompt}: names the class, so without {{trigger}}", flag="class_prompt")
-        )
+            for name, text in prompts
+        ),
+        _Rule(word is not None and has_trigger(word), "trigger_word", f" {word}: must be a word of its own"),
+        _Rule(
+            data.class_prompt is not None and has_trigger(data.class_prompt),
+            "class_prompt",
+            f" {data.class_prompt}: names the class, so without {{trigger}}",
+        ),
+    ]
+
+
+def _has_background(config: Config) -> bool:
     try:
         background(config)
     except ValueError:
-        problems.append(
-            Problem(
-                f"--alpha_background {data.alpha_background}: no colour; give a name such as grey, or #rrggbb",
-                flag="alpha_background",
-            )
-        )
-    return problems
+        return False
+    return True
 
 
 def _validation_problems(config: Config) -> list[Problem]:
-    validation = config.validation
-    problems = []
-    if (size := validation.validation_size) is not None:
-        sides = parse_size(size)
-        if sides is None:
-            problems.append(
-                Problem(
-                    f"--validation_size {size}: expects height x width in pixels, such as 768x512",
-                    flag="validation_size",
-                )
-            )
-        elif any(side <= 0 or side % PIXELS_PER_TOKEN or side > LARGEST_SIDE for side in sides):
-            problems.append(
-                Problem(
-                    f"--validation_size {size}: both sides must be multiples of {PIXELS_PER_TOKEN}, up to"
-                    f" {LARGEST_SIDE}",
-                    flag="validation_size",
-                )
-            )
-    if validation.validation_data_dir is not None and validation.validation_share > 0:
-        problems.append(
-            Problem(
-                "--validation_share: not together with --validation_data_dir; give one of them",
-                flag="validation_share",
-                also=("validation_data_dir",),
-            )
-        )
-    if validation.keep_best and not validation.has_held_out:
-        problems.append(
-            Problem(
-                "--keep_best: needs --validation_data_dir or --validation_share to measure what is best",
-                flag="keep_best",
-                also=("validation_data_dir", "validation_share"),
-            )
-        )
-    return problems
+    validation, size = config.validation, config.validation.validation_size
+    sides = parse_size(size) if size is not None else None
+    return _broken(
+        _Rule(
+            size is not None and sides is None,
+            "validation_size",
+            f" {size}: expects height x width in pixels, such as 768x512",
+        ),
+        _Rule(
+            sides is not None and any(not 0 < side <= LARGEST_SIDE or side % PIXELS_PER_TOKEN for side in sides),
+            "validation_size",
+            f" {size}: both sides must be multiples of {PIXELS_PER_TOKEN}, up to {LARGEST_SIDE}",
+        ),
+        _Rule(
+            validation.validation_data_dir is not None and validation.validation_share > 0,
+            "validation_share",
+            ": not together with --validation_data_dir; give one of them",
+            ("validation_data_dir",),
+        ),
+        _Rule(
+            validation.keep_best and not validation.has_held_out,
+            "keep_best",
+            ": needs --validation_data_dir or --validation_share to measure what is best",
+            ("validation_data_dir", "validation_share"),
+        ),
+    )
 
 
 def _unknown_trackers(config: Config) -> list[Problem]:
