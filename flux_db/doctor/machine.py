@@ -100,7 +100,7 @@ def driver(facts: AscendFacts) -> Row:
     return judged("Ascend driver", facts.driver is not None, facts.driver or "not found", "install the driver")
 
 
-def device(facts: AscendFacts, found: AscendDevice | None) -> Row:
+def hardware(facts: AscendFacts, found: AscendDevice | None) -> Row:
     if found is None:
         return not_here("device", why_no_ascend(facts) or "not used")
     told = f"{found.name or found.soc}, {found.memory / GB:.0f} GB HBM, {facts.devices} in this machine"
@@ -138,7 +138,7 @@ def check_all(facts: AscendFacts, device: str, found: AscendDevice | None) -> li
         versions(installed()),
         plugin(facts),
         driver(facts),
-        device(facts, found),
+        hardware(facts, found),
         free_memory(found, processes),
         host_memory(psutil.virtual_memory().available, device),
         disk(shutil.disk_usage(folder).free, folder),

@@ -65,6 +65,6 @@ def test_without_cann_the_command_is_refused(world, tmp_path):
 
 def test_the_step_that_is_simulated_can_be_called(world, tmp_path, capsys):
     """On the CPU, for real: the shapes are those of a run."""
-    simulated_step.call_once(world.config(tmp_path / "out", lora_layers="single_transformer_blocks.1.attn.to_q"))
+    simulated_step.call_once(world.config(tmp_path / "out", lora_layers="single_transformer_blocks.0.attn.to_q"))
     assert "The step for 32 x 32 with 1 pictures" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
