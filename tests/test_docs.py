@@ -1,5 +1,6 @@
 """README.md and docs/ say what is true: commands parse, and files, flags, links and modules exist."""
 
+import ast
 import re
 import shlex
 import sys
@@ -187,11 +188,12 @@ def test_architecture_lists_the_modules_there_are_in_their_order():
 
 
 def test_devices_page_lists_the_differences_between_cpu_and_ascend():
-    from flux_db.model.device_kernels import DIFFERENCES
-
+    # from its text: importing it would take MindSpore
+    source = (ROOT / "flux_db" / "model" / "device_kernels.py").read_text(encoding="utf-8")
+    differences = ast.literal_eval(re.search(r"^DIFFERENCES = ({.*?^})", source, flags=re.MULTILINE | re.DOTALL)[1])
     section = PAGES[ROOT / "docs" / "devices.md"].partition("## The graph of Ascend")[2]
     rows = dict(re.findall(r"^\| ([\w ]+) \| ((?:Ascend|CPU): .+) \|$", section, flags=re.MULTILINE))
-    assert rows == DIFFERENCES and len(rows) < 8
+    assert rows == differences and len(rows) < 8
 
 
 # ---- Links ----
