@@ -370,6 +370,8 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
     lists = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls) if get_origin(f.type) is tuple}
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     frozen |= {name: (frozen[name],) for name in lists if isinstance(frozen.get(name), str)}
+    if isinstance(frozen.get("gradient_checkpointing"), bool):  # as an older version recorded it
+        frozen["gradient_checkpointing"] = "blocks" if frozen["gradient_checkpointing"] else "none"
     if frozen.get("optimizer") == "prodigy":
         frozen.setdefault("learning_rate", PRODIGY_RATE)
     return Config(

@@ -508,6 +508,7 @@ BINDING = frozenset(
         "rank",
         "lora_alpha",
         "lora_dropout",
+        "lora_compute",
         "lora_layers",
         "guidance_scale",
         "weighting_scheme",
@@ -553,7 +554,8 @@ def changed_names(old, new, devices=(1, 1)):
 def test_every_setting_is_free_or_binds():
     """A new setting fails here until somebody has decided which it is."""
     known = set(settings()) - {"model_fingerprint", "data_fingerprint"}
-    groups = [FREE, frozenset(GLOBAL_BATCH), frozenset(LENGTH), BINDING]
+    removed = {"enable_mindspore_data_sink"}  # of version 0.1, whose checkpoints still resume
+    groups = [FREE - removed, frozenset(GLOBAL_BATCH), frozenset(LENGTH), BINDING]
     assert set().union(*groups) == known
     assert sum(map(len, groups)) == len(known)
 

@@ -148,7 +148,7 @@ def test_prior_preservation_draws_the_missing_class_pictures(cpu, world, tmp_pat
     settings = {
         "with_prior_preservation": True, "class_data_dir": str(classes), "class_prompt": "a photo of a dog",
         "num_class_images": 4, "sample_batch_size": 2, "validation_inference_steps": 2, "max_train_steps": 2,
-        "mixed_precision": "fp16", "gradient_checkpointing": True, "lora_alpha": 2.0,
+        "mixed_precision": "fp16", "gradient_checkpointing": "blocks", "lora_alpha": 2.0,
         "validation_prompt": ["a photo of a dog"], "num_validation_images": 2,
     }  # fmt: skip
     output = tmp_path / "out"
