@@ -213,3 +213,17 @@ def test_optional_packages_are_imported_only_when_they_are_asked_for():
 def test_nothing_is_declared_in_vain():
     used = {DISTRIBUTIONS.get(package, package).lower() for name in SOURCES for package in foreign_packages(name)}
     assert not declared() - used
+
+
+def test_every_file_beside_the_sources_is_installed():
+    """`pip install .` copies only what pyproject.toml lists; scripts/check_install.sh tries it."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = tomllib.loads(text)["tool"]["setuptools"]["package-data"]
+    others = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    installed = {
+        path
+        for package, patterns in listed.items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")).glob(pattern)
+    }
+    assert others and others <= installed, sorted(others - installed)

@@ -35,12 +35,29 @@ def start(settings: dict, devices: int = 2) -> subprocess.Popen:
     return _start(command, DEVICES=str(devices))
 
 
-def start_wrong(settings: dict, wrong: str, *, stub: bool = True) -> subprocess.Popen:
-    """The same launch with something wrong: under a stub of msrun, or under msrun with ranks.py as the trainer."""
-    change = f"launch.MSRUN = [sys.executable, '{HERE / 'stub_msrun.py'}']" if stub else "child.SCRIPT = sys.argv[1]"
-    code = f"import sys; from flux_db import child, __main__ as m; from flux_db.training import launch; {change}; "
+def start_wrong(settings: dict, wrong: str) -> subprocess.Popen:
+    """The same launch on two devices, with ranks.py as the trainer."""
+    code = "import sys; from flux_db import child, __main__ as m; child.SCRIPT = sys.argv[1]; "
     code += "sys.exit(m.main(['launch', '--devices', '2', '--', *sys.argv[2:]]))"
     return _start([program.PYTHON, "-c", code, str(HERE / "ranks.py"), *flags(settings)], WRONG=wrong)
+
+
+STUBBED = """
+import sys
+from pathlib import Path
+from flux_db.training import launch
+
+launch.MSRUN = [sys.executable, sys.argv[1]]
+words = sys.argv[2:]
+with launch.Supervisor(Path(words[1], "logs")) as supervisor:
+    sys.exit(supervisor.run_workers(["train.py", *words], launch.Devices(devices=2), 0))
+"""
+
+
+def start_under_stub(output: Path, wrong: str = "") -> subprocess.Popen:
+    """The workers of a launch under stub_msrun.py: no MindSpore, and a second or two."""
+    words = [program.PYTHON, "-c", STUBBED, str(HERE / "stub_msrun.py"), "--output_dir", str(output)]
+    return _start(words, WRONG=wrong)
 
 
 def _start(command: list[str], **variables: str) -> subprocess.Popen:
@@ -151,7 +168,7 @@ def test_a_base_spread_over_the_devices_trains_the_same(world, single, tmp_path)
 def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path):
     output = tmp_path / "run"
     settings = world.settings(output, **QUICK | {"max_train_steps": 10, "checkpointing_steps": 4})
-    process = start_wrong(settings, "nan_in_step_two_and_other_weights_after_step_three", stub=False)
+    process = start_wrong(settings, "nan_in_step_two_and_other_weights_after_step_three")
     text = finish(process)
     assert process.returncode == 1, text[-3000:]
     assert "at step 4 the devices differ from rank 0 in: LoRA weights (rank 1)" in text
@@ -163,9 +180,9 @@ def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path
 # --- failures, under a stub of msrun -----------------------------------------------------------------------------
 
 
-def test_a_killed_worker_ends_the_job(world, single, tmp_path):
+def test_a_killed_worker_ends_the_job(tmp_path):
     output = tmp_path / "run"
-    process = start_wrong(world.settings(output, **QUICK), "")
+    process = start_under_stub(output)
     program.wait_until(lambda: not worker_logs.is_silent(output / "logs", 1), 100, "a worker that has joined")
     os.kill(workers(process.args)[1], signal.SIGKILL)
     text = finish(process)
@@ -173,8 +190,8 @@ def test_a_killed_worker_ends_the_job(world, single, tmp_path):
     assert f"rank 1 was ended by SIGKILL, and the other ranks were stopped. Its last lines, from {output}" in text
 
 
-def test_no_process_outlives_a_killed_launch(world, single, tmp_path):
-    process = start_wrong(world.settings(tmp_path / "run", **QUICK), "")
+def test_no_process_outlives_a_killed_launch(tmp_path):
+    process = start_under_stub(tmp_path / "run")
     program.wait_until(lambda: len(workers(process.args)) == 2, 100, "two workers")
     process.kill()
     process.communicate(timeout=20)
@@ -188,9 +205,9 @@ def test_no_process_outlives_a_killed_launch(world, single, tmp_path):
         ("raise_after_init", "this rank fails after it has joined the others"),
     ],
 )
-def test_what_goes_wrong_on_one_rank_is_reported(world, single, tmp_path, wrong, message):
+def test_what_goes_wrong_on_one_rank_is_reported(tmp_path, wrong, message):
     begin = time.monotonic()
-    process = start_wrong(world.settings(tmp_path / "run", **QUICK), wrong)
+    process = start_under_stub(tmp_path / "run", wrong)
     text = finish(process)
     assert (process.returncode, message in text) == (1, True), text[-3000:]
     assert "error: rank 1 failed" in text and str(tmp_path / "run" / "logs" / "worker_1.log") in text
