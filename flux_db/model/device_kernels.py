@@ -45,14 +45,17 @@ def attend_on_ascend(self, query, key, value, scale):
 # --- text and image apart ----------------------------------------------------------------------------------------
 
 
-def split_tokens_on_cpu(self, x, first):
-    """[B, S, D] -> [B, first, D], [B, S - first, D]"""
-    b, tokens, d = x.shape
-    return ops.Slice()(x, (0, 0, 0), (b, first, d)), ops.Slice()(x, (0, first, 0), (b, tokens - first, d))
+def split_tokens_on_cpu(self, x, first, axis):
+    """The first tokens and the rest, along an axis of any tensor."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    start = (0,) * x.ndim
+    middle = (0,) * axis + (first,) + (0,) * (x.ndim - axis - 1)
+    head = ops.Slice()(x, start, (*before, first, *after))
+    return head, ops.Slice()(x, middle, (*before, x.shape[axis] - first, *after))
 
 
-def split_tokens_on_ascend(self, x, first):
-    return SplitWithSize()(x, (first, x.shape[1] - first), 1)
+def split_tokens_on_ascend(self, x, first, axis):
+    return SplitWithSize()(x, (first, x.shape[axis] - first), axis)
 
 
 # --- RMSNorm -----------------------------------------------------------------------------------------------------

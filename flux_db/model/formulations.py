@@ -94,20 +94,24 @@ def gate(x, factor):
 # --- modulated norms ---------------------------------------------------------------------------------------------
 
 
+# Shifts, scales and gates are kept: they are vectors, and cost a product each to compute again.
+_split_two, _split_three, _split_six = (ops.Split(1, parts).recompute(False) for parts in (2, 3, 6))
+
+
 def ada_layer_norm_zero_construct(self, x, timestep=None, class_labels=None, hidden_dtype=None, emb=None):
     if self.emb is not None:
         emb = self.emb(timestep, class_labels, hidden_dtype=hidden_dtype)
-    shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = ops.Split(1, 6)(self.linear(silu(emb)))
+    shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = _split_six(self.linear(silu(emb)))
     return modulate(self.norm(x), scale_msa, shift_msa), gate_msa, shift_mlp, scale_mlp, gate_mlp
 
 
 def ada_layer_norm_zero_single_construct(self, x, emb=None):
-    shift_msa, scale_msa, gate_msa = ops.Split(1, 3)(self.linear(silu(emb)))
+    shift_msa, scale_msa, gate_msa = _split_three(self.linear(silu(emb)))
     return modulate(self.norm(x), scale_msa, shift_msa), gate_msa
 
 
 def ada_layer_norm_continuous_construct(self, x, conditioning_embedding):
-    scale, shift = ops.Split(1, 2)(self.linear(_cast(silu(conditioning_embedding), x.dtype)))
+    scale, shift = _split_two(self.linear(_cast(silu(conditioning_embedding), x.dtype)))
     return modulate(self.norm(x), scale, shift)
 
 
@@ -160,6 +164,10 @@ def swap_heads(x):
     return _transpose(x, (0, 2, 1, 3))  # [B, S, H, D] <-> [B, H, S, D]
 
 
+def _joined_heads(x):
+    return _reshape(swap_heads(x), (x.shape[0], x.shape[2], -1))  # [B, H, S, D] -> [B, S, H*D]
+
+
 def flux_attention_construct(
     self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None
 ):
@@ -179,11 +187,12 @@ def flux_attention_construct(
         cos, sin = image_rotary_emb
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
     out = self.attend(swap_heads(query), swap_heads(key), swap_heads(value), self.scale)
-    out = _reshape(swap_heads(out), (query.shape[0], query.shape[1], -1))
     if encoder_hidden_states is None:
-        return out
-    text, image = self.split_tokens(out, encoder_hidden_states.shape[1])
-    return self.to_out[0](image), self.to_add_out(text)
+        return _joined_heads(out)
+    # Divided before the heads are joined: the layers below must get the result of a primitive. Gradients that meet at a
+    # part of a tuple lose their scope, and MindSpore then recomputes in a circle ("Graph cycle exists").
+    text, image = self.split_tokens(out, encoder_hidden_states.shape[1], 2)
+    return self.to_out[0](_joined_heads(image)), self.to_add_out(_joined_heads(text))
 
 
 # Queries of the VAE's attention at a time: all at once, at 1024 px, would be a matrix of 1 GB.
@@ -289,7 +298,7 @@ class Transformer:
         both = ops.Concat(1)((_within_fp16(text), image))
         for block in self.single_transformer_blocks:
             both = block(both, None, temb, rotary)
-        image = self.split_tokens(_within_fp16(both), encoder_hidden_states.shape[1])[1]
+        image = self.split_tokens(_within_fp16(both), encoder_hidden_states.shape[1], 1)[1]
         return (self.proj_out(self.norm_out(image, temb)),)
 
 

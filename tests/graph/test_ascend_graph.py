@@ -10,9 +10,8 @@ import pytest
 from flux_db.graph import ir
 from flux_db.graph.ascend_graph import DEVICES, EVERYTHING, GRAPHS, SMALL_WIDTHS, Case
 
-BLOCKS = SMALL_WIDTHS["num_layers"] + SMALL_WIDTHS["num_single_layers"]
-TRAINED = 36
-"""Tensors of the LoRA in the default layers of one double and two single blocks."""
+TENSORS = {"double": 24, "single": 6}
+"""Of the LoRA in the default layers of a block."""
 STEPS = ("step", "everything", "fp16", "attention", "sharded")
 
 # Operator -> the name of its kernel in MindSpore's library for Ascend.
@@ -81,6 +80,14 @@ ACLOP = {"AddN", "BiasAdd", "FillV2", "GatherNd", "Pow", "RealDiv", "StridedSlic
 OTHER = {"AllGather", "AllReduce", "Assign", "Contiguous", "ExpandDims", "Identity", "Partial", "Switch"}
 
 
+def blocks(name: str) -> int:
+    return 4 if name == "step" else 3
+
+
+def trained(name: str) -> int:
+    return 2 * TENSORS["double"] + (blocks(name) - 2) * TENSORS["single"]
+
+
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory) -> dict[str, ir.Graph]:
     folder = tmp_path_factory.mktemp("graphs")
@@ -126,30 +133,30 @@ def test_text_encoders_compute_in_half_precision(graphs, name):
 @pytest.mark.parametrize("name", ["step", "everything", "sharded"])
 def test_every_block_is_recomputed_whole_and_only_its_inputs_are_kept(graphs, name):
     graph = graphs[name]
-    assert graph.counts()["FlashAttentionScore"] == 2 * BLOCKS
-    assert graph.counts()["FlashAttentionScoreGrad"] == BLOCKS
+    assert graph.counts()["FlashAttentionScore"] == 2 * blocks(name)
+    assert graph.counts()["FlashAttentionScoreGrad"] == blocks(name)
     repeated = [node for node in graph if node.is_repeated]
-    assert len(blocks_of(repeated)) == BLOCKS
+    assert len(blocks_of(repeated)) == blocks(name)
     case = EVERYTHING if name == "everything" else Case()
     rows, width, image_tokens = case.rows, 32, case.image_tokens
     tokens = case.tokens + image_tokens
-    blocks = BLOCKS * rows * tokens * width * 2  # text and image in bf16
+    inputs = blocks(name) * rows * tokens * width * 2  # text and image in bf16
     end = rows * tokens * width * 2  # the last block's result
     loss = rows * image_tokens * 64 * 4 * (2 if case.masked else 1)
     rotary = 2 * tokens * 16 * 4
     kept = [node for node in graph.kept() if node.op != "AllGather"]
-    assert sum(node.bytes for node in kept) == pytest.approx(blocks + end + loss + rotary, rel=0.15)
+    assert sum(node.bytes for node in kept) == pytest.approx(inputs + end + loss + rotary, rel=0.15)
     # recomputed block by block: what a block repeats is read from that block or from what is kept
-    assert len({re.search(r"recompute_sub_graph: U64\((\d+)\)", n.attributes)[1] for n in repeated}) == BLOCKS
+    assert len({re.search(r"recompute_sub_graph: U64\((\d+)\)", n.attributes)[1] for n in repeated}) == blocks(name)
 
 
 def test_less_recomputing_keeps_more(graphs):
     def kept(name):
         return sum(node.bytes for node in graphs[name].kept())
 
-    assert kept("step") < 0.3 * kept("attention") < 0.3 * kept("fp16")
-    assert graphs["attention"].counts()["FlashAttentionScore"] == 2 * BLOCKS
-    assert graphs["fp16"].counts()["FlashAttentionScore"] == BLOCKS, "nothing is recomputed"
+    assert kept("step") < 0.5 * kept("attention") < 0.5 * kept("fp16")
+    assert graphs["attention"].counts()["FlashAttentionScore"] == 2 * blocks("attention")
+    assert graphs["fp16"].counts()["FlashAttentionScore"] == blocks("fp16"), "nothing is recomputed"
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -160,7 +167,7 @@ def test_gradients_are_taken_for_the_lora_only(graphs, name):
     backward = [node.outputs[0].shape for node in graphs[name].of("MatMul") if "Gradients" in node.scope]
     of_weights = [shape for shape in backward if rank in shape and shape[0] not in lengths]
     others = [shape for shape in backward if rank not in shape and shape[0] not in lengths]
-    assert len(of_weights) == TRAINED
+    assert len(of_weights) == trained(name)
     # [rows * heads, D] is the rotary embedding's: it turns channels and has no weight
     assert {shape[1] for shape in others} <= {SMALL_WIDTHS["attention_head_dim"]}
 
@@ -181,4 +188,4 @@ def test_the_update_reads_and_writes_one_vector(graphs):
     counts = graphs["step"].counts()
     # for each trained tensor one slice of the vector and one assignment; the rest is the optimizer's state
     slices = [node for node in graphs["step"].of("Slice") if "optimizer" in node.scope]
-    assert len(slices) == TRAINED and counts["Assign"] <= TRAINED + 8 and counts["TensorMove"] == 0
+    assert len(slices) == trained("step") and counts["Assign"] <= trained("step") + 8 and counts["TensorMove"] == 0
