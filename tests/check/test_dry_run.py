@@ -281,6 +281,16 @@ def test_the_plan_of_a_bucketed_run_is_what_its_order_does(world, tmp_path):
     assert made.seen == (4, 4)
 
 
+@pytest.mark.parametrize("flag", ["instance_data_dir", "validation_data_dir", "mask_dir"])
+def test_a_missing_folder_is_one_problem(world, tmp_path, flag):
+    pictures = tmp_path / "nowhere" if flag == "instance_data_dir" else world.pictures
+    more = [] if flag == "instance_data_dir" else [f"--{flag}={tmp_path / 'nowhere'}"]
+    with pytest.raises(UserError) as caught:
+        dry_run.run(read_config(flags(world, tmp_path / "out", pictures, *more)))
+    assert caught.value.problems == [f"--{flag} {tmp_path / 'nowhere'}: no such folder; check the path"]
+    assert caught.value.problems[0].flag == flag
+
+
 def test_pictures_that_are_held_out_are_counted(world, tmp_path, capsys):
     write_demo_pictures(tmp_path / "held", 2, 8)
     words = flags(world, tmp_path / "out", world.pictures, f"--validation_data_dir={tmp_path / 'held'}")
