@@ -1,0 +1,92 @@
+"""Train the VAE of the small model: python scripts/small_base/train_vae.py
+
+L1, L1 of image gradients and a little KL. A third of the pictures have other colours or are collages, so that the VAE
+does not depend on the palette of the world: the subjects, which it never sees, have other colours and marks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from common import HELD_OUT_SEED, Clock, arguments, learning_rate, load, pictures, rng_of, save, to_tensor
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from flux_db.demo.tiny_model import vae_config
+from flux_db.demo.world import SUBJECTS, draw, subject_scene
+
+COUNT = 12_000
+BATCH = 16
+PEAK = 2e-3
+
+
+def batch(array: np.ndarray, step: int) -> Tensor:
+    rng = rng_of(step, "vae")
+    x = to_tensor(array[np.sort(rng.integers(0, len(array), BATCH))])
+    for i in range(BATCH):
+        kind = rng.random()
+        if rng.random() < 0.5:
+            x[i] = x[i].flip(-1)
+        if kind < 0.2:  # other colours
+            x[i] = x[i][torch.from_numpy(rng.permutation(3))] * float(rng.choice([-1.0, 1.0]))
+        elif kind < 0.3:  # a piece of another picture
+            j, (top, left) = int(rng.integers(BATCH)), rng.integers(0, 40, 2)
+            x[i, :, top : top + 24, left : left + 24] = x[j, :, 24:48, 24:48]
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def gradients(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
+
+
+def loss_of(vae: AutoencoderKL, x: Tensor, rng: np.random.Generator) -> Tensor:
+    posterior = vae.encode(x).latent_dist
+    noise = torch.from_numpy(rng.standard_normal(tuple(posterior.mean.shape), np.float32))
+    y = vae.decode(posterior.mean + posterior.std * noise).sample
+    edges = sum((a - b).abs().mean() for a, b in zip(gradients(x), gradients(y), strict=True))
+    return (x - y).abs().mean() + edges + 1e-6 * posterior.kl().mean()
+
+
+def decibels(vae: AutoencoderKL, x: Tensor) -> float:
+    """Mean over pictures of the peak signal to noise ratio, through the posterior's mean."""
+    with torch.no_grad():
+        y = torch.cat([vae.decode(vae.encode(part).latent_dist.mean).sample.clamp(-1, 1) for part in x.split(32)])
+    error = ((x - y) ** 2).mean(dim=(1, 2, 3)) / 4
+    return float((-10 * error.log10()).mean())
+
+
+def subject_pictures(subject: str, count: int = 64) -> Tensor:
+    return to_tensor(np.stack([np.asarray(draw(subject_scene(subject, HELD_OUT_SEED, i))) for i in range(count)]))
+
+
+def main() -> None:
+    given = arguments("Train the VAE of the small model.", minutes=12)
+    array = pictures(given.work, COUNT)
+    torch.manual_seed(0)
+    vae = AutoencoderKL.from_config(vae_config("small")).to(memory_format=torch.channels_last)
+    print(f"{sum(p.numel() for p in vae.parameters()) / 1e6:.2f} M parameters", flush=True)
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=PEAK, betas=(0.9, 0.98), weight_decay=1e-3)
+    path, step, clock = given.work / "vae.pt", 0, Clock(given.minutes)
+    if state := load(path):
+        vae.load_state_dict(state["vae"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, clock = state["step"], Clock(given.minutes, state["spent"])
+    held_out = to_tensor(pictures(given.work, 256, HELD_OUT_SEED))
+    while clock.progress < 1.0:
+        optimizer.param_groups[0]["lr"] = learning_rate(PEAK, step, clock.progress)
+        loss = loss_of(vae, batch(array, step), rng_of(step, "vae noise"))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if step % 250 == 0 or clock.progress >= 1.0:
+            state = {"vae": vae.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "spent": clock.spent}
+            save(path, state)
+            print(f"step {step} {clock.spent:.0f} s loss {loss:.4f} held out {decibels(vae, held_out[:64]):.2f} dB", flush=True)
+    figures = {"held out": decibels(vae, held_out)} | {s: decibels(vae, subject_pictures(s)) for s in SUBJECTS}
+    print("  ".join(f"{name} {value:.2f} dB" for name, value in figures.items()), f"after {step} steps", flush=True)
+
+
+if __name__ == "__main__":
+    main()
