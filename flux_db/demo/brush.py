@@ -65,9 +65,7 @@ class Brush:
 
     def disc(self, x: float, y: float, rx: float, ry: float, fill: Colour, edge: float = 0.0, angle: float = 0) -> None:
         cos, sin = math.cos(angle), math.sin(angle)
-        self.shape(
-            [(x + rx * u * cos - ry * v * sin, y + rx * u * sin + ry * v * cos) for u, v in CIRCLE], fill, edge
-        )
+        self.shape([(x + rx * u * cos - ry * v * sin, y + rx * u * sin + ry * v * cos) for u, v in CIRCLE], fill, edge)
 
     def bar(self, start: Point, end: Point, radius: float, fill: Colour, edge: float = 0.38) -> None:
         """A stroke with round ends."""

@@ -145,11 +145,15 @@ def draw_head(brush: Brush, kind: str, coat: Coat, posture: Posture) -> None:
     if kind == "dog":
         for side in (-1, 1):
             if coat.ears[side > 0] == "floppy":
-                floppy_ear(brush.at(0.2 * side, -0.39, flip=side < 0, angle=0.1 * posture.tail), coat.ear_colours[side > 0])
+                floppy_ear(
+                    brush.at(0.2 * side, -0.39, flip=side < 0, angle=0.1 * posture.tail), coat.ear_colours[side > 0]
+                )
     if kind == "cat":
         for side in (-1, 1):
             for y in (-0.14, -0.1):
-                brush.curve([(0.13 * side, y), (0.3 * side, y - 0.03 + (y + 0.12) * 1.2)], 0.012, blend(coat.fur, INK, 0.55))
+                brush.curve(
+                    [(0.13 * side, y), (0.3 * side, y - 0.03 + (y + 0.12) * 1.2)], 0.012, blend(coat.fur, INK, 0.55)
+                )
 
 
 def pointed_ear(brush: Brush, colour: Colour, *, slim: bool) -> None:
@@ -160,7 +164,16 @@ def pointed_ear(brush: Brush, colour: Colour, *, slim: bool) -> None:
 
 def floppy_ear(brush: Brush, colour: Colour) -> None:
     brush.shape(
-        [(-0.05, -0.03), (0.02, -0.055), (0.09, 0.0), (0.125, 0.1), (0.115, 0.2), (0.07, 0.235), (0.03, 0.2), (0.01, 0.1)],
+        [
+            (-0.05, -0.03),
+            (0.02, -0.055),
+            (0.09, 0.0),
+            (0.125, 0.1),
+            (0.115, 0.2),
+            (0.07, 0.235),
+            (0.03, 0.2),
+            (0.01, 0.1),
+        ],
         colour,
         0.32,
     )

@@ -33,7 +33,11 @@ def tree(brush: Brush, x: float, ground: float, size: float, leaves: Colour, *, 
     if pine:
         for y, wide in ((0.35, 0.5), (0.8, 0.42), (1.2, 0.32)):
             brush.shape(
-                [(x - wide * size, ground - y * size), (x, ground - (y + 0.75) * size), (x + wide * size, ground - y * size)],
+                [
+                    (x - wide * size, ground - y * size),
+                    (x, ground - (y + 0.75) * size),
+                    (x + wide * size, ground - y * size),
+                ],
                 leaves,
                 0.22,
             )
@@ -66,7 +70,15 @@ def beach(side: int, rng: random.Random) -> Image.Image:
     shore = HORIZON + rng.uniform(0.02, 0.08)
     sea = 0.42
     picture = backdrop(
-        side, [(0, (104, 196, 242)), (sea, (208, 240, 250)), (sea, (38, 150, 204)), (shore, (92, 208, 220)), (shore, sand), (1, (232, 200, 132))]
+        side,
+        [
+            (0, (104, 196, 242)),
+            (sea, (208, 240, 250)),
+            (sea, (38, 150, 204)),
+            (shore, (92, 208, 220)),
+            (shore, sand),
+            (1, (232, 200, 132)),
+        ],
     )
     brush = Brush(picture)
     brush.disc(rng.uniform(0.15, 0.85), 0.14, 0.09, 0.09, (255, 232, 120))
@@ -85,11 +97,17 @@ def beach(side: int, rng: random.Random) -> Image.Image:
 
 
 def snow(side: int, rng: random.Random) -> Image.Image:
-    picture = backdrop(side, [(0, (150, 178, 214)), (HORIZON, (214, 226, 242)), (HORIZON, (240, 246, 253)), (1, (214, 228, 244))])
+    picture = backdrop(
+        side, [(0, (150, 178, 214)), (HORIZON, (214, 226, 242)), (HORIZON, (240, 246, 253)), (1, (214, 228, 244))]
+    )
     brush = Brush(picture)
     for x, size in ((rng.uniform(0, 0.35), 0.3), (rng.uniform(0.5, 1), 0.36)):
         brush.shape([(x - size, HORIZON + 0.01), (x, HORIZON - size), (x + size, HORIZON + 0.01)], (136, 158, 192), 0)
-        brush.shape([(x - size / 3, HORIZON - size * 0.66), (x, HORIZON - size), (x + size / 3, HORIZON - size * 0.66)], WHITE, 0)
+        brush.shape(
+            [(x - size / 3, HORIZON - size * 0.66), (x, HORIZON - size), (x + size / 3, HORIZON - size * 0.66)],
+            WHITE,
+            0,
+        )
     for x in (rng.uniform(0.02, 0.2), rng.uniform(0.8, 0.98)):
         tree(brush, x, HORIZON + 0.07, 0.19, (92, 140, 130), pine=True)
     brush.disc(rng.uniform(0.2, 0.8), 1.0, 0.8, 0.36, (244, 249, 254))
@@ -134,13 +152,19 @@ def room(side: int, rng: random.Random) -> Image.Image:
         brush.box(other - 0.07, 0.17, other + 0.07, 0.31, rng.choice([(236, 130, 110), (120, 176, 150)]), 0)
     else:
         brush.curve([(other, HORIZON + 0.08), (other, 0.3)], 0.025, (110, 92, 86))
-        brush.shape([(other - 0.07, 0.18), (other + 0.07, 0.18), (other + 0.13, 0.33), (other - 0.13, 0.33)], (255, 214, 130), 0.2)
+        brush.shape(
+            [(other - 0.07, 0.18), (other + 0.07, 0.18), (other + 0.13, 0.33), (other - 0.13, 0.33)],
+            (255, 214, 130),
+            0.2,
+        )
     brush.disc(0.5, 0.91, 0.5, 0.1, rng.choice([(122, 158, 190), (198, 110, 104), (130, 160, 120)]), 0.15)
     return picture
 
 
 def forest(side: int, rng: random.Random) -> Image.Image:
-    picture = backdrop(side, [(0, (150, 196, 150)), (HORIZON, (204, 226, 176)), (HORIZON, (106, 126, 68)), (1, (84, 100, 54))])
+    picture = backdrop(
+        side, [(0, (150, 196, 150)), (HORIZON, (204, 226, 176)), (HORIZON, (106, 126, 68)), (1, (84, 100, 54))]
+    )
     brush = Brush(picture)
     for i in range(5):
         tree(brush, (i + rng.uniform(0.2, 0.8)) / 5, HORIZON + 0.02, rng.uniform(0.24, 0.32), (98, 150, 104), pine=True)
@@ -154,7 +178,9 @@ def forest(side: int, rng: random.Random) -> Image.Image:
 
 
 def city(side: int, rng: random.Random) -> Image.Image:
-    picture = backdrop(side, [(0, (250, 176, 140)), (HORIZON, (255, 224, 176)), (HORIZON, (186, 184, 186)), (1, (150, 148, 154))])
+    picture = backdrop(
+        side, [(0, (250, 176, 140)), (HORIZON, (255, 224, 176)), (HORIZON, (186, 184, 186)), (1, (150, 148, 154))]
+    )
     brush = Brush(picture)
     x = -0.05
     while x < 1.0:
@@ -165,7 +191,9 @@ def city(side: int, rng: random.Random) -> Image.Image:
             for j in range(int(tall / 0.11)):
                 left = x + wide * (0.17 + 0.4 * i)
                 glow = (255, 226, 130) if rng.random() < 0.6 else blend(wall, INK, 0.25)
-                brush.box(left, HORIZON - tall + 0.04 + 0.11 * j, left + wide * 0.26, HORIZON - tall + 0.1 + 0.11 * j, glow, 0)
+                brush.box(
+                    left, HORIZON - tall + 0.04 + 0.11 * j, left + wide * 0.26, HORIZON - tall + 0.1 + 0.11 * j, glow, 0
+                )
         x += wide + rng.uniform(0.0, 0.02)
     brush.box(-0.1, HORIZON, 1.1, HORIZON + 0.05, (222, 220, 218), 0)
     for i in range(4):
@@ -175,12 +203,18 @@ def city(side: int, rng: random.Random) -> Image.Image:
 
 
 def desert(side: int, rng: random.Random) -> Image.Image:
-    picture = backdrop(side, [(0, (252, 190, 96)), (HORIZON, (255, 236, 186)), (HORIZON, (226, 150, 84)), (1, (206, 122, 66))])
+    picture = backdrop(
+        side, [(0, (252, 190, 96)), (HORIZON, (255, 236, 186)), (HORIZON, (226, 150, 84)), (1, (206, 122, 66))]
+    )
     brush = Brush(picture)
     brush.disc(rng.uniform(0.2, 0.8), 0.2, 0.12, 0.12, (255, 246, 214))
     for x, size in ((rng.uniform(0, 0.4), 0.24), (rng.uniform(0.6, 1), 0.18)):
         flat = size * 0.4
-        brush.shape([(x - size, HORIZON), (x - flat, HORIZON - size), (x + flat, HORIZON - size), (x + size, HORIZON)], (196, 104, 74), 0)
+        brush.shape(
+            [(x - size, HORIZON), (x - flat, HORIZON - size), (x + flat, HORIZON - size), (x + size, HORIZON)],
+            (196, 104, 74),
+            0,
+        )
     brush.disc(rng.uniform(0, 1), HORIZON + 0.1, 0.6, 0.12, (234, 164, 98))
     for x in (rng.uniform(0.03, 0.16), rng.uniform(0.84, 0.97)):
         if rng.random() < 0.75:

@@ -41,16 +41,37 @@ def draw_cup(brush: Brush, colour: Colour, rng: random.Random) -> None:
     light = blend(colour, WHITE, 0.65) if colour != WHITE else GLASS
     if sum(colour) > 690:
         light = (150, 190, 226)
-    hoop = [(wide * 0.8, -tall * 0.8), (wide + 0.2, -tall * 0.78), (wide + 0.22, -tall * 0.3), (wide * 0.7, -tall * 0.22)]
+    hoop = [
+        (wide * 0.8, -tall * 0.8),
+        (wide + 0.2, -tall * 0.78),
+        (wide + 0.22, -tall * 0.3),
+        (wide * 0.7, -tall * 0.22),
+    ]
     brush.curve(hoop, 0.12, blend(colour, INK, 0.35))
     brush.curve(hoop, 0.085, colour)
     brush.shape(
-        [(-wide, -tall), (wide, -tall), (wide * 0.92, -tall * 0.3), (wide * 0.72, -0.01), (-wide * 0.72, -0.01), (-wide * 0.92, -tall * 0.3)],
+        [
+            (-wide, -tall),
+            (wide, -tall),
+            (wide * 0.92, -tall * 0.3),
+            (wide * 0.72, -0.01),
+            (-wide * 0.72, -0.01),
+            (-wide * 0.92, -tall * 0.3),
+        ],
         colour,
         0.35,
     )
     if pattern == "stripe":
-        brush.shape([(-wide * 0.97, -tall * 0.6), (wide * 0.97, -tall * 0.6), (wide * 0.93, -tall * 0.38), (-wide * 0.93, -tall * 0.38)], light, 0)
+        brush.shape(
+            [
+                (-wide * 0.97, -tall * 0.6),
+                (wide * 0.97, -tall * 0.6),
+                (wide * 0.93, -tall * 0.38),
+                (-wide * 0.93, -tall * 0.38),
+            ],
+            light,
+            0,
+        )
     if pattern == "dots":
         for x, y in ((-0.6, 0.62), (0.0, 0.66), (0.6, 0.62), (-0.3, 0.36), (0.3, 0.36)):
             brush.disc(x * wide, -tall * y, 0.048, 0.048, light)
@@ -58,7 +79,11 @@ def draw_cup(brush: Brush, colour: Colour, rng: random.Random) -> None:
     brush.disc(0, -tall + 0.012, wide * 0.82, 0.058, (104, 64, 42))
     for x in (-0.1, 0.1):
         sway = 0.04 if rng.random() < 0.5 else -0.04
-        brush.curve([(x, -tall - 0.1), (x + sway, -tall - 0.17), (x - sway, -tall - 0.25), (x, -tall - 0.33)], 0.04, (240, 240, 244))
+        brush.curve(
+            [(x, -tall - 0.1), (x + sway, -tall - 0.17), (x - sway, -tall - 0.25), (x, -tall - 0.33)],
+            0.04,
+            (240, 240, 244),
+        )
 
 
 def draw_house(brush: Brush, colour: Colour, rng: random.Random) -> None:
@@ -109,7 +134,14 @@ def draw_robot(brush: Brush, look: RobotLook, *, wave: float, tilt: float) -> No
     elif look.belly == "checks":
         for i in range(4):
             for j in range(3):
-                brush.box(-0.14 + 0.07 * i, -0.44 + 0.07 * j, -0.07 + 0.07 * i, -0.37 + 0.07 * j, INK if (i + j) % 2 else WHITE, 0)
+                brush.box(
+                    -0.14 + 0.07 * i,
+                    -0.44 + 0.07 * j,
+                    -0.07 + 0.07 * i,
+                    -0.37 + 0.07 * j,
+                    INK if (i + j) % 2 else WHITE,
+                    0,
+                )
     else:
         for y in (-0.41, -0.34, -0.27):
             brush.curve([(-0.11, y), (0.11, y)], 0.028, dark)

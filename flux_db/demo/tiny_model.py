@@ -1,12 +1,14 @@
 """A small FLUX.1 made on the spot: a complete model folder in diffusers layout, offline and byte for byte repeatable.
 
-It has every part and every kind of parameter of FLUX.1-dev, only narrower and shallower, with random weights. The
-folder is made without MindSpore or torch, and a test can hold it against either.
+It has every part and every kind of parameter of FLUX.1-dev, only narrower and shallower. The sizes tiny and mid have
+random weights; small has learned the drawn world (world.py), and its weights are stored in the package. The folder is
+made without MindSpore or torch, and a test can hold it against either.
 """
 
 import hashlib
 import json
 import math
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -69,7 +71,7 @@ TRANSFORMER: dict[Size, Config] = {
     },
     "small": {
         "num_layers": 2,
-        "num_single_layers": 6,
+        "num_single_layers": 4,
         "num_attention_heads": 6,
         "attention_head_dim": 32,
         "axes_dims_rope": [8, 12, 12],
@@ -114,6 +116,8 @@ def write_tiny_model(folder: Path, size: Size, seed: int = 0) -> None:
     """Write the model folder, whole or not at all. A folder that already holds exactly this model is left alone."""
     if size not in get_args(Size):
         raise UserError(f"--size {size}: must be one of {', '.join(get_args(Size))}")
+    if size == "small" and seed:
+        raise UserError(f"--seed {seed}: the small model is stored, not drawn at random; leave out --seed")
     write_once(Path(folder), model_files(size, seed), what=f"the {size} model of seed {seed}")
 
 
@@ -140,13 +144,13 @@ def model_files(size: Size, seed: int) -> dict[str, bytes]:
         "tokenizer_2/tokenizer_config.json": json_bytes(T5_TOKENIZER),
         "tokenizer_2/special_tokens_map.json": json_bytes(special_tokens(T5_TOKENIZER)),
         "text_encoder/config.json": json_bytes(clip),
-        "text_encoder/model.safetensors": draw_all("text_encoder", clip, seed),
+        "text_encoder/model.safetensors": weights_of("text_encoder", clip, size, seed),
         "text_encoder_2/config.json": json_bytes(t5),
-        "text_encoder_2/model.safetensors": draw_all("text_encoder_2", t5, seed),
+        "text_encoder_2/model.safetensors": weights_of("text_encoder_2", t5, size, seed),
         "transformer/config.json": json_bytes(transformer),
-        "transformer/diffusion_pytorch_model.safetensors": draw_all("transformer", transformer, seed),
+        "transformer/diffusion_pytorch_model.safetensors": weights_of("transformer", transformer, size, seed),
         "vae/config.json": json_bytes(vae),
-        "vae/diffusion_pytorch_model.safetensors": draw_all("vae", vae, seed),
+        "vae/diffusion_pytorch_model.safetensors": weights_of("vae", vae, size, seed),
     }
 
 
@@ -294,8 +298,15 @@ def latent_moments(kind: str, shape: tuple[int, ...], config: Config) -> Draw:
     return Draw(shape, 1.0 / fan(shape) * scale[:, None, None, None])
 
 
+def weights_of(part: str, config: Config, size: Size, seed: int) -> bytes:
+    """The weights of a network, as a file."""
+    if size == "small":
+        return files("flux_db.demo").joinpath("small", f"{part}.safetensors").read_bytes()
+    return draw_all(part, config, seed)
+
+
 def draw_all(part: str, config: Config, seed: int) -> bytes:
-    """The weights of a network of these settings, as a file."""
+    """Random weights of a network of these settings, as a file."""
     tensors = {
         name: draw_tensor(draw_of(part, name, shape, config), f"{seed}/{part}/{name}")
         for name, shape in expected_weights(part, config).items()

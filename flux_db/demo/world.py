@@ -115,7 +115,8 @@ def subject_scene(subject: str, seed: int, index: int, place: str | None = None)
 # ---- Pictures ----
 
 
-def draw(scene: Scene, size: int = 64) -> Image.Image:
+def draw(scene: Scene, size: int = 64, coat: Coat | None = None) -> Image.Image:
+    """The picture of a scene. `coat` replaces the one of an animal."""
     rng = random.Random(f"draw/{scene.seed}")
     side = size * OVERSAMPLING
     picture = PLACES[scene.place](side, rng)
@@ -123,7 +124,7 @@ def draw(scene: Scene, size: int = 64) -> Image.Image:
     x, ground = rng.uniform(0.36, 0.64), rng.uniform(0.9, 0.965)
     flip = rng.random() < 0.5 and scene.subject in ("", "ink")
     draw_shadow(picture, x, ground, height)
-    draw_thing(Brush(picture).at(x, ground, scale=height, flip=flip), scene, rng)
+    draw_thing(Brush(picture).at(x, ground, scale=height, flip=flip), scene, rng, coat)
     if scene.subject == "ink":
         picture = in_ink(picture)
     return picture.resize((size, size), Image.Resampling.BOX)
@@ -137,10 +138,10 @@ def draw_shadow(picture: Image.Image, x: float, ground: float, height: float) ->
     ImageDraw.Draw(picture, "RGBA").ellipse(box, fill=(40, 30, 60, 70))
 
 
-def draw_thing(brush: Brush, scene: Scene, rng: random.Random) -> None:
+def draw_thing(brush: Brush, scene: Scene, rng: random.Random, coat: Coat | None) -> None:
     colour = shade(COLOURS[scene.colour], rng)
     if scene.kind in ANIMALS:
-        coat = THE_DOG if scene.subject == "dog" else random_coat(scene, colour, rng)
+        coat = coat or (THE_DOG if scene.subject == "dog" else random_coat(scene, colour, rng))
         draw_animal(brush, scene.kind, coat, random_posture(scene.pose, rng))
     elif scene.kind == "bird":
         light = blend(colour, WHITE, rng.uniform(0.55, 0.75))

@@ -27,7 +27,7 @@ def arguments(description: str, *, minutes: float) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--work", type=Path, default=WORK, help="folder for pictures and checkpoints")
     parser.add_argument("--minutes", type=float, default=minutes, help="time to train; the schedule ends with it")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="cores to use")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     given.work.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def pictures(work: Path, count: int, seed: int = SEED) -> np.ndarray:
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
     """[N, H, W, 3] of bytes -> [N, 3, H, W] in -1..1"""
-    return torch.from_numpy(np.ascontiguousarray(array)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+    return torch.from_numpy(np.array(array)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
 
 
 def rng_of(step: int, purpose: str) -> np.random.Generator:
