@@ -3,6 +3,7 @@
     python scripts/bench_quality.py                         # everything; goes on where it was stopped
     python scripts/bench_quality.py --only default rank_64  # some settings
     python scripts/bench_quality.py --table                 # only print what was measured so far
+    python scripts/bench_quality.py --torch PYTHON          # the row of diffusers on torch, in an environment with it
 
 Every run is the trainer as a user starts it, with configs/demo_cpu.yaml and a few changes. Its samples have prompts of
 the subject in places where it was not photographed, and of the class. The judge of the small model scores them.
@@ -58,13 +59,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[*SETTINGS], help="settings to run (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--table", action="store_true", help="print what was measured, and run nothing")
+    parser.add_argument(
+        "--torch", metavar="PYTHON", help="interpreter with the interop extra: run scripts/torch_lora.py"
+    )
     given = parser.parse_args()
     if not given.table:
         prepare(given.work)
         # all settings with the first seed before any with the second: a part of the whole is a table already
         for seed in given.seeds:
-            for name in given.only or SETTINGS:
-                measure(given.work, name, seed)
+            for name in ["torch"] if given.torch else given.only or SETTINGS:
+                measure(given.work, name, seed, given.torch)
     print(table(given.work))
     return 0
 
@@ -82,25 +86,13 @@ def prepare(work: Path) -> None:
         (work / "captioned" / f"dog_{i:02}.txt").write_text(text)
 
 
-def measure(work: Path, name: str, seed: int) -> None:
+def measure(work: Path, name: str, seed: int, torch: str | None) -> None:
     """One run, unless it was made before."""
     result = work / "results" / f"{name}_{seed}.json"
     if result.exists():
         return
     output = work / "runs" / f"{name}_{seed}"
-    changes = [str(work / word) if word == "captioned" else word for word in SETTINGS[name]]
-    if "--with_prior_preservation" in changes:
-        changes += ["--class_data_dir", str(work / "class")]
-    steps = changes[changes.index("--max_train_steps") + 1] if "--max_train_steps" in changes else "200"
-    command = [
-        *(sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), "--config", str(ROOT / "configs/demo_cpu.yaml")),
-        *("--pretrained_model_name_or_path", str(work / "model"), "--instance_data_dir", str(work / "pictures")),
-        *("--output_dir", str(output), "--seed", str(seed), "--encode_cache_dir", str(work / "cache")),
-        *("--checkpointing_steps", "100000", "--validation_steps", steps, "--report_to", "none"),
-        *(word for prompt in PROMPTS for word in ("--validation_prompt", prompt)),
-        *("--num_validation_images", "3"),
-        *changes,
-    ]
+    command = torch_command(torch, work, output, seed) if torch else own_command(work, output, name, seed)
     print(f"{name}, seed {seed}", flush=True)
     start = time.monotonic()
     log = output.with_suffix(".txt")
@@ -115,6 +107,29 @@ def measure(work: Path, name: str, seed: int) -> None:
     rounds = [{"step": r.step, **r.scores.as_dict()} for r in score_run(output)]
     result.parent.mkdir(parents=True, exist_ok=True)
     result.write_text(json.dumps({"seconds": seconds, "first": rounds[0], "last": rounds[-1]}, indent=2))
+
+
+def own_command(work: Path, output: Path, name: str, seed: int) -> list[str]:
+    changes = [str(work / word) if word == "captioned" else word for word in SETTINGS[name]]
+    if "--with_prior_preservation" in changes:
+        changes += ["--class_data_dir", str(work / "class")]
+    steps = changes[changes.index("--max_train_steps") + 1] if "--max_train_steps" in changes else "200"
+    return [
+        *(sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), "--config", str(ROOT / "configs/demo_cpu.yaml")),
+        *("--pretrained_model_name_or_path", str(work / "model"), "--instance_data_dir", str(work / "pictures")),
+        *("--output_dir", str(output), "--seed", str(seed), "--encode_cache_dir", str(work / "cache")),
+        *("--checkpointing_steps", "100000", "--validation_steps", steps, "--report_to", "none"),
+        *(word for prompt in PROMPTS for word in ("--validation_prompt", prompt)),
+        *("--num_validation_images", "3"),
+        *changes,
+    ]
+
+
+def torch_command(python: str, work: Path, output: Path, seed: int) -> list[str]:
+    return [
+        *(python, str(ROOT / "scripts/torch_lora.py"), "--model", str(work / "model"), "--output", str(output)),
+        *("--pictures", str(work / "pictures"), "--seed", str(seed), "--prompts", *PROMPTS),
+    ]
 
 
 def table(work: Path) -> str:

@@ -56,15 +56,20 @@ def rng_of(step: int, purpose: str) -> np.random.Generator:
 
 
 class Clock:
-    """How much of the time is spent, whatever else the machine does."""
+    """How much of the time is spent, whatever else the machine does. Look at it at every step."""
 
     def __init__(self, minutes: float, spent: float = 0.0) -> None:
         self.total = minutes * 60
-        self.start = time.monotonic() - spent
+        self._spent = spent
+        self._last = time.monotonic()
 
     @property
     def spent(self) -> float:
-        return time.monotonic() - self.start
+        now = time.monotonic()
+        # a longer pause: the process was stopped, or the machine slept
+        self._spent += min(now - self._last, 20.0)
+        self._last = now
+        return self._spent
 
     @property
     def progress(self) -> float:
