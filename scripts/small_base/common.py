@@ -23,11 +23,14 @@ HELD_OUT_SEED = 1
 SIZE = 64
 
 
-def arguments(description: str, *, minutes: float) -> argparse.Namespace:
+def arguments(description: str, *, minutes: float, **switches: str) -> argparse.Namespace:
+    """Flags of a training script; `switches` are its own, with their help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--work", type=Path, default=WORK, help="folder for pictures and checkpoints")
     parser.add_argument("--minutes", type=float, default=minutes, help="time to train; the schedule ends with it")
     parser.add_argument("--threads", type=int, default=2, help="cores to use")
+    for name, text in switches.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     given.work.mkdir(parents=True, exist_ok=True)

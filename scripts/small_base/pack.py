@@ -43,7 +43,9 @@ def store(part: str, config: tiny_model.Config, state: dict[str, torch.Tensor], 
         tensor = state[prefix + name]
         assert tuple(tensor.shape) == shape, (part, name, tensor.shape, shape)
         tensors[name] = tensor.half().contiguous()
-    save_file(tensors, RESULT / f"{part}.safetensors", metadata={"format": "pt"})
+    path = RESULT / f"{part}.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ guidance value that the model is given. The averaged weights are the result.
 from __future__ import annotations
 
 import copy
+import os
 import random
 from pathlib import Path
 
@@ -194,7 +195,7 @@ class Training:
         loss = loss_of(self.model, self.average, draws, number, size, distil=progress > DISTIL_FROM)
         loss.backward()
         spent = self.clock.progress * workers.count if workers.rank == 0 else 0.0
-        flat = torch.cat([*(p.grad.flatten() for p in self.parameters), torch.tensor([float(loss), spent])])
+        flat = torch.cat([*(p.grad.flatten() for p in self.parameters), torch.tensor([loss.item(), spent])])
         flat = workers.mean(flat)
         for p, part in zip(self.parameters, flat[:-2].split([p.numel() for p in self.parameters]), strict=True):
             p.grad.copy_(part.view_as(p))
@@ -207,6 +208,7 @@ class Training:
 
 def train(rank: int, work: Path, minutes: float, processes: int) -> None:
     torch.set_num_threads(1)
+    parent = os.getppid()
     workers, tokenizers, vae = Workers(work, rank, processes), Tokenizers(), load_vae(work)
     latents = all_latents(work, vae)
     scale, shift = scale_and_shift(latents)
@@ -225,6 +227,8 @@ def train(rank: int, work: Path, minutes: float, processes: int) -> None:
     while progress < 1.0:
         loss, progress = training.update(draws, workers, progress)
         losses.append(loss)
+        if os.getppid() != parent:  # it was stopped
+            return
         if first and training.step % 50 == 0:
             print(f"step {training.step} {training.clock.spent:.0f} s loss {np.mean(losses[-50:]):.4f}", flush=True)
         if first and (training.clock.spent - last_saved > 240 or progress >= 1.0):

@@ -22,7 +22,7 @@ from flux_db.demo.creatures import Coat
 from flux_db.demo.judge import HEADS, NONE
 from flux_db.demo.world import COLLARS, COLOURS, FURS, SUBJECTS, THE_DOG, Scene, draw, random_scene, subject_scene
 
-COUNT, SUBJECT_COUNT, IMPOSTOR_COUNT = 24_000, 2_500, 3_500
+COUNT, SUBJECT_COUNT, IMPOSTOR_COUNT = 12_000, 1_500, 2_500
 BATCH = 64
 PEAK = 3e-3
 WIDTHS = (3, 24, 48, 64, 96)
@@ -144,7 +144,7 @@ def folded(model: Judge) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    given = arguments("Train the judge.", minutes=5)
+    given = arguments("Train the judge.", minutes=4)
     x, y = drawings(given.work, SEED, COUNT, SUBJECT_COUNT, IMPOSTOR_COUNT)
     held_x, held_y = drawings(given.work, HELD_OUT_SEED, 2000, 300, 600)
     torch.manual_seed(0)
@@ -173,6 +173,7 @@ def main() -> None:
             print(f"step {step} {clock.spent:.0f} s loss {loss:.3f} held out: {figures}", flush=True)
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     save_file(folded(model), RESULT)
+    RESULT.chmod(0o644)
     print(f"{RESULT}: {RESULT.stat().st_size / 1e6:.2f} MB", flush=True)
 
 

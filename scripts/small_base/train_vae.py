@@ -1,5 +1,7 @@
 """Train the VAE of the small model: python scripts/small_base/train_vae.py
 
+With --decoder only the decoder goes on learning: the latents, and what train_flow.py has learned of them, stay valid.
+
 L1, L1 of image gradients and a little KL. A third of the pictures have other colours or are collages, so that the VAE
 does not depend on the palette of the world: the subjects, which it never sees, have other colours and marks.
 """
@@ -64,7 +66,7 @@ def subject_pictures(subject: str, count: int = 64) -> Tensor:
 
 
 def main() -> None:
-    given = arguments("Train the VAE of the small model.", minutes=12)
+    given = arguments("Train the VAE of the small model.", minutes=20, decoder="train only the decoder")
     array = pictures(given.work, COUNT)
     torch.manual_seed(0)
     vae = AutoencoderKL.from_config(vae_config("small")).to(memory_format=torch.channels_last)
@@ -75,6 +77,7 @@ def main() -> None:
         vae.load_state_dict(state["vae"])
         optimizer.load_state_dict(state["optimizer"])
         step, clock = state["step"], Clock(given.minutes, state["spent"])
+    vae.encoder.requires_grad_(not given.decoder)
     held_out = to_tensor(pictures(given.work, 256, HELD_OUT_SEED))
     last_saved = clock.spent
     while clock.progress < 1.0:
