@@ -10,17 +10,12 @@ from flux_db.commands.command import Command, whole_number
 
 def tiny_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="where to write it")
-    parser.add_argument(
-        "--size",
-        choices=["tiny", "mid", "small"],
-        default="tiny",
-        help="tiny: 0.1 M random parameters; mid: 9 M random ones; small: 8 M that have learned a drawn world",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the random weights: the same seed gives the same bytes")
+    parser.add_argument("--size", choices=["tiny", "mid"], default="tiny", help="tiny: 0.1 M parameters; mid: 9 M")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
 
 
 def tiny_model(arguments: argparse.Namespace) -> None:
-    """Write a small FLUX.1 folder: random weights, or a trained one of 64 px."""
+    """Write a small FLUX.1 folder with random weights."""
     from flux_db.demo.tiny_model import write_tiny_model
 
     write_tiny_model(arguments.folder, arguments.size, arguments.seed)

@@ -91,7 +91,7 @@ T5: dict[Size, Config] = {
 VAE: dict[Size, Config] = {
     "tiny": {"block_out_channels": [8, 8, 16, 16], "layers_per_block": 1, "norm_num_groups": 4},
     "mid": {"block_out_channels": [32, 64, 64, 64], "layers_per_block": 1, "norm_num_groups": 16},
-    # Its latents are a quarter of the picture's side, not an eighth: crisp at 64 px. The factors are those of its latents.
+    # Its latents have a quarter of the picture's side, not an eighth, which is crisper at 64 px.
     "small": {
         "block_out_channels": [24, 48, 64],
         "layers_per_block": 1,
@@ -308,9 +308,12 @@ def latent_moments(kind: str, shape: tuple[int, ...], config: Config) -> Draw:
 
 def weights_of(part: str, config: Config, size: Size, seed: int) -> bytes:
     """The weights of a network, as a file."""
-    if size == "small":
-        return files("flux_db.demo").joinpath("small", f"{part}.safetensors").read_bytes()
-    return draw_all(part, config, seed)
+    if size != "small":
+        return draw_all(part, config, seed)
+    stored = files("flux_db.demo").joinpath("small", f"{part}.safetensors")
+    if not stored.is_file():
+        raise UserError(f"{stored}: not there; scripts/small_base trains the small model and stores it")
+    return stored.read_bytes()
 
 
 def draw_all(part: str, config: Config, seed: int) -> bytes:

@@ -158,9 +158,11 @@ SCORES = {
 
 def scores_table(run: RunRecord) -> str:
     """What `score` found, a line for each round of samples."""
-    if not run.scores:
+    there = {round_.step for round_ in run.rounds}
+    scored = [row for row in run.scores if row["step"] in there]
+    if not scored:
         return ""
-    rows = [[f"{row['step']:.0f}", *(_score(row.get(name)) for name in SCORES)] for row in run.scores]
+    rows = [[f"{row['step']:.0f}", *(_score(row.get(name)) for name in SCORES)] for row in scored]
     hint = (
         "From 0 to 1. Subject and prompt: 1 is best; subject in the class, change of the class and copies: 0 is best."
     )

@@ -25,8 +25,7 @@ from flux_db.demo.world import caption, random_scene
 
 COUNT = 12_000
 CAPTIONS = 4
-SMALL_BATCH, BATCH = 16, 24
-"""Before and after DISTIL_FROM."""
+BATCH = 32
 PEAK = 1.2e-3
 DISTIL_FROM = 0.68
 DISTIL_SHARE = 0.6
@@ -189,7 +188,7 @@ class Training:
         """One step of all workers; the loss, and how much of the time is spent by the first one's clock."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(PEAK, self.step, progress, warmup=200)
-        size = (SMALL_BATCH if progress < DISTIL_FROM else BATCH) // workers.count
+        size = BATCH // workers.count
         number = self.step * workers.count + workers.rank
         self.optimizer.zero_grad()
         loss = loss_of(self.model, self.average, draws, number, size, distil=progress > DISTIL_FROM)
