@@ -19,6 +19,9 @@ MODEL_CARD = "README.md"
 SAMPLES = "samples"
 GRID = "grid.png"
 
+# by `score`
+SCORES = "scores.json"
+
 REPORT = "report.html"
 # small copies of the training pictures, for the report
 THUMBNAILS = "report"

@@ -26,8 +26,8 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml stream streams"
-    " errors atomic file_memo interrupt line_file child weight_file",
+    "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml png_text stream"
+    " streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
     " formulations device_kernels operators runtime empty_network gathered_linear sharding filling loading flow optim"
@@ -38,7 +38,8 @@ PACKAGES = {
     "lora": "layer_names peft_settings lora_file trained_file convert describe merge generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
-    "demo": "tiny_model pictures",
+    "demo": "brush creatures things places world judge tiny_model pictures",
+    "score": "prompts judged runs",
     "training": "build class_pictures earlier resume prepare snapshot failure checkpoints sample_rounds"
     " validation_loss validation compiling loop run"
     " worker_logs launch",

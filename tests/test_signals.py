@@ -133,7 +133,8 @@ def test_a_signal_while_encoding_ends_both_and_nothing_comes_from_the_users_fold
     process.send_signal(signal.SIGTERM)
     text += process.communicate(timeout=20)[1]
     assert process.returncode == 128 + signal.SIGTERM, text
-    assert text.endswith("SIGTERM: leaving at once; what is stored so far stays\n") and "Traceback" not in text
+    # not always last: the child ends a moment later
+    assert "SIGTERM: leaving at once; what is stored so far stays\n" in text and "Traceback" not in text
     wait_until(lambda: not is_alive(child), 5, "the end of the child")
     assert not (tmp_path / "was_run").exists()
     assert not (tmp_path / "out" / "train_state.json").exists()

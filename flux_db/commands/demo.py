@@ -26,13 +26,19 @@ def demo_pictures_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="where to write them")
     parser.add_argument("--count", type=whole_number(1000), default=5, help="how many (default: 5)")
     parser.add_argument("--size", type=whole_number(4096), default=256, help="side in pixels (default: 256)")
+    parser.add_argument(
+        "--subject",
+        choices=["dog", "robot", "ink"],
+        default="dog",
+        help="one dog, one robot, or a style: ink drawings with captions (default: dog)",
+    )
 
 
 def demo_pictures(arguments: argparse.Namespace) -> None:
-    """Draw a few pictures of a cartoon dog to train on."""
+    """Draw a few pictures of one subject to train on."""
     from flux_db.demo.pictures import write_demo_pictures
 
-    write_demo_pictures(arguments.folder, arguments.count, arguments.size)
+    write_demo_pictures(arguments.folder, arguments.count, arguments.size, subject=arguments.subject)
     print(arguments.folder)
 
 

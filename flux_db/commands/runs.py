@@ -87,8 +87,40 @@ def doctor(arguments: argparse.Namespace) -> int:
     return examination.examine(arguments.device, arguments.devices, arguments.all_reduce_mb, json=arguments.json)
 
 
+def score_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="output folder of a run, or a folder of pictures drawn by generate")
+    parser.add_argument(
+        "--instance_data_dir", type=Path, metavar="FOLDER", help="of a folder of pictures: the training pictures"
+    )
+    parser.add_argument(
+        "--instance_prompt",
+        default="a photo of sks dog",
+        help='of a folder of pictures (default: "a photo of sks dog")',
+    )
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Score samples of the small model by its judge: the subject, the prompts, the class, diversity, copies.
+
+    Of a run, every round of samples is scored; the result is stored in scores.json and shown in report.html."""
+    from flux_db.output_folder import CONFIG
+    from flux_db.report.run_page import write_report
+    from flux_db.score.runs import as_table, score_folder, score_run
+
+    folder = arguments.folder
+    if arguments.instance_data_dir is not None:
+        rounds = [score_folder(folder, arguments.instance_data_dir, arguments.instance_prompt)]
+    elif (folder / CONFIG).is_file():
+        rounds = score_run(folder)
+        write_report(folder)
+    else:
+        raise UserError(f"{folder}: no run in it; for a folder of pictures give --instance_data_dir as well")
+    print(as_table(rounds))
+
+
 COMMANDS = {
     "doctor": Command(doctor, doctor_flags),
     "report": Command(report, report_flags),
+    "score": Command(score, score_flags),
     "selftest": Command(selftest, selftest_flags),
 }

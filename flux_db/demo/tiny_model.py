@@ -1,12 +1,14 @@
 """A small FLUX.1 made on the spot: a complete model folder in diffusers layout, offline and byte for byte repeatable.
 
-It has every part and every kind of parameter of FLUX.1-dev, only narrower and shallower, with random weights. The
-folder is made without MindSpore or torch, and a test can hold it against either.
+It has every part and every kind of parameter of FLUX.1-dev, only narrower and shallower. The sizes tiny and mid have
+random weights; small has learned the drawn world (world.py), and its weights are stored in the package. The folder is
+made without MindSpore or torch, and a test can hold it against either.
 """
 
 import hashlib
 import json
 import math
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,7 +20,7 @@ from flux_db import atomic
 from flux_db.errors import UserError, unwritable
 from flux_db.model.expected_weights import expected_weights
 
-Size = Literal["tiny", "mid"]
+Size = Literal["tiny", "mid", "small"]
 Config = dict[str, Any]
 
 # Raise it whenever the bytes written for a given size and seed change.
@@ -67,19 +69,37 @@ TRANSFORMER: dict[Size, Config] = {
         "attention_head_dim": 128,
         "axes_dims_rope": [16, 56, 56],
     },
+    "small": {
+        "num_layers": 2,
+        "num_single_layers": 4,
+        "num_attention_heads": 6,
+        "attention_head_dim": 32,
+        "axes_dims_rope": [8, 12, 12],
+    },
 }
 # The two text encoders differ in width, so that a mix-up fails on its shape.
 CLIP: dict[Size, Config] = {
     "tiny": {"hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2},
     "mid": {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2, "num_hidden_layers": 2},
+    "small": {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2},
 }
 T5: dict[Size, Config] = {
     "tiny": {"d_model": 48, "d_kv": 16, "num_heads": 3, "d_ff": 120, "num_layers": 2},
     "mid": {"d_model": 192, "d_kv": 64, "num_heads": 3, "d_ff": 480, "num_layers": 4},
+    "small": {"d_model": 192, "d_kv": 32, "num_heads": 6, "d_ff": 384, "num_layers": 3},
 }
 VAE: dict[Size, Config] = {
     "tiny": {"block_out_channels": [8, 8, 16, 16], "layers_per_block": 1, "norm_num_groups": 4},
     "mid": {"block_out_channels": [32, 64, 64, 64], "layers_per_block": 1, "norm_num_groups": 16},
+    # Its latents have a quarter of the picture's side, not an eighth, which is crisper at 64 px.
+    "small": {
+        "block_out_channels": [24, 48, 64],
+        "layers_per_block": 1,
+        "norm_num_groups": 8,
+        "sample_size": 64,
+        "scaling_factor": 1.0022,
+        "shift_factor": 0.0486,
+    },
 }
 
 # Each of these words is one token for both tokenizers; everything else is spelled in letters.
@@ -96,19 +116,24 @@ sitting standing running sleeping jumping playing eating swimming flying wearing
 hat scarf ball bucket box book boat car train bicycle
 high quality detailed realistic oil watercolor vintage background
 """
+# Only the small model has these.
+MORE_WORDS = "meadow desert collar cup woods stars indoors ink zwx"
 
 
 def write_tiny_model(folder: Path, size: Size, seed: int = 0) -> None:
     """Write the model folder, whole or not at all. A folder that already holds exactly this model is left alone."""
     if size not in get_args(Size):
         raise UserError(f"--size {size}: must be one of {', '.join(get_args(Size))}")
+    if size == "small" and seed:
+        raise UserError(f"--seed {seed}: the small model is stored, not drawn at random; leave out --seed")
     write_once(Path(folder), model_files(size, seed), what=f"the {size} model of seed {seed}")
 
 
 def model_files(size: Size, seed: int) -> dict[str, bytes]:
     """The content of every file of the folder by its relative path."""
-    clip_vocab, clip_merges = clip_vocabulary()
-    t5_tokenizer = t5_tokenizer_object()
+    words = words_of(size)
+    clip_vocab, clip_merges = clip_vocabulary(words)
+    t5_tokenizer = t5_tokenizer_object(words)
 
     vae = vae_config(size)
     clip = clip_config(size, vocab_size=len(clip_vocab))
@@ -127,13 +152,13 @@ def model_files(size: Size, seed: int) -> dict[str, bytes]:
         "tokenizer_2/tokenizer_config.json": json_bytes(T5_TOKENIZER),
         "tokenizer_2/special_tokens_map.json": json_bytes(special_tokens(T5_TOKENIZER)),
         "text_encoder/config.json": json_bytes(clip),
-        "text_encoder/model.safetensors": draw_all("text_encoder", clip, seed),
+        "text_encoder/model.safetensors": weights_of("text_encoder", clip, size, seed),
         "text_encoder_2/config.json": json_bytes(t5),
-        "text_encoder_2/model.safetensors": draw_all("text_encoder_2", t5, seed),
+        "text_encoder_2/model.safetensors": weights_of("text_encoder_2", t5, size, seed),
         "transformer/config.json": json_bytes(transformer),
-        "transformer/diffusion_pytorch_model.safetensors": draw_all("transformer", transformer, seed),
+        "transformer/diffusion_pytorch_model.safetensors": weights_of("transformer", transformer, size, seed),
         "vae/config.json": json_bytes(vae),
-        "vae/diffusion_pytorch_model.safetensors": draw_all("vae", vae, seed),
+        "vae/diffusion_pytorch_model.safetensors": weights_of("vae", vae, size, seed),
     }
 
 
@@ -281,8 +306,18 @@ def latent_moments(kind: str, shape: tuple[int, ...], config: Config) -> Draw:
     return Draw(shape, 1.0 / fan(shape) * scale[:, None, None, None])
 
 
+def weights_of(part: str, config: Config, size: Size, seed: int) -> bytes:
+    """The weights of a network, as a file."""
+    if size != "small":
+        return draw_all(part, config, seed)
+    stored = files("flux_db.demo").joinpath("small", f"{part}.safetensors")
+    if not stored.is_file():
+        raise UserError(f"{stored}: not there; scripts/small_base trains the small model and stores it")
+    return stored.read_bytes()
+
+
 def draw_all(part: str, config: Config, seed: int) -> bytes:
-    """The weights of a network of these settings, as a file."""
+    """Random weights of a network of these settings, as a file."""
     tensors = {
         name: draw_tensor(draw_of(part, name, shape, config), f"{seed}/{part}/{name}")
         for name, shape in expected_weights(part, config).items()
@@ -329,10 +364,14 @@ def special_tokens(tokenizer_config: Config) -> Config:
     return {key: value for key, value in tokenizer_config.items() if key.endswith("_token")}
 
 
-def clip_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+def words_of(size: Size) -> list[str]:
+    return [*WORDS.split(), *(MORE_WORDS.split() if size == "small" else [])]
+
+
+def clip_vocabulary(words: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """CLIP's byte-level pair encoding: 256 bytes, 256 that end a word, merges, start, and end with the highest id."""
     merges: list[tuple[str, str]] = []
-    for word in WORDS.split():
+    for word in words:
         pieces = merged([*word[:-1], word[-1] + "</w>"], merges)
         # Appended merges rank last, so the words before keep their single token.
         while len(pieces) > 1:
@@ -356,12 +395,12 @@ def merged(pieces: list[str], merges: list[tuple[str, str]]) -> list[str]:
     return pieces
 
 
-def t5_tokenizer_object() -> Tokenizer:
+def t5_tokenizer_object(words: list[str]) -> Tokenizer:
     """T5's unigram model: ids 0, 1, 2 are padding, end and unknown; the rarer a piece, the lower its score."""
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    words = [(f"▁{word}", -3.0) for word in WORDS.split()]
+    known = [(f"▁{word}", -3.0) for word in words]
     characters = [(chr(code), -10.0) for code in range(ord("!"), ord("~") + 1)]
-    pieces = [*specials, ("▁", -4.0), *words, *characters]
+    pieces = [*specials, ("▁", -4.0), *known, *characters]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]

@@ -25,6 +25,7 @@ from flux_db.lora.merge import Additions
 from flux_db.model import loading, runtime
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings, grid
+from flux_db.png_text import sample_text
 from flux_db.settings.schema import Config
 
 # The device's precision -> its name in weight files.
@@ -67,8 +68,9 @@ def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
     ]
     drawn: list[Image.Image] = []
     pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
-    for path, picture in zip(request.pictures(), pictures, strict=True):
-        write_png(path, picture)
+    prompts = [prompt for prompt in request.prompts for _ in range(request.num)]
+    for path, one, prompt, picture in zip(request.pictures(), requests, prompts, pictures, strict=True):
+        write_png(path, picture, pnginfo=sample_text(prompt, one.number, one.seed))
         drawn.append(picture)
     rows = [drawn[start : start + request.num] for start in range(0, len(drawn), request.num)]
     write_png(request.output / GRID, grid(rows))

@@ -45,6 +45,7 @@ def render(run: RunRecord) -> str:
         header(run)
         + tiles(summary(run))
         + section("Samples", timeline(list(run.rounds)))
+        + section("Scores of the samples", scores_table(run))
         + section("Curves", curves(run))
         + section("Training pictures, as the model saw them", training_pictures(run.folder))
         + section("How to use the LoRA", usage(run))
@@ -142,6 +143,34 @@ def _noisy(run: RunRecord, title: str, key: str, **more: Any) -> str:
 
 def _plain(run: RunRecord, title: str, key: str, colour: int = 0, kind: str = "line", **more: Any) -> str:
     return chart(title, [Series(label=title.lower(), points=run.points(key), colour=colour, kind=kind)], **more)
+
+
+SCORES = {
+    "subject": "Subject",
+    "prompt": "Prompt followed",
+    "class_prompt": "Prompt followed, class",
+    "class_subject": "Subject in the class",
+    "class_change": "Change of the class",
+    "diversity": "Diversity",
+    "copies": "Copies",
+}
+
+
+def scores_table(run: RunRecord) -> str:
+    """What `score` found, a line for each round of samples."""
+    there = {round_.step for round_ in run.rounds}
+    scored = [row for row in run.scores if row["step"] in there]
+    if not scored:
+        return ""
+    rows = [[f"{row['step']:.0f}", *(_score(row.get(name)) for name in SCORES)] for row in scored]
+    hint = (
+        "From 0 to 1. Subject and prompt: 1 is best; subject in the class, change of the class and copies: 0 is best."
+    )
+    return table(["Step", *SCORES.values()], rows) + f'<p class="note">{hint}</p>'
+
+
+def _score(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, int | float) and 0 <= value <= 2 else "-"
 
 
 # --- pictures ----------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from flux_db import plain_yaml
+from flux_db import plain_json, plain_yaml
 from flux_db.errors import UserError
 from flux_db.files import read_bytes, read_text
-from flux_db.output_folder import CONFIG, METRICS
+from flux_db.output_folder import CONFIG, METRICS, SCORES
 from flux_db.run.sample_files import Round, read_rounds
 from flux_db.run.status import RunStatus, read_status
 
@@ -35,6 +35,8 @@ class RunRecord:
     rows: tuple[dict[str, Any], ...]
     """Lines of metrics.jsonl: steps and events."""
     rounds: tuple[Round, ...]
+    scores: tuple[dict[str, Any], ...]
+    """Of rounds of samples, as `score` stored them."""
     state: RunStatus | None
 
     @property
@@ -70,6 +72,7 @@ def read_run(folder: Path) -> RunRecord:
         settings=_read_settings(folder / CONFIG),
         rows=tuple(_read_rows(folder / METRICS)),
         rounds=tuple(read_rounds(folder)),
+        scores=tuple(_read_scores(folder / SCORES)),
         state=read_status(folder),
     )
     if not (run.settings or run.rows or run.rounds or run.state):
@@ -83,6 +86,16 @@ def _read_settings(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
+
+
+def _read_scores(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = plain_json.parse_json(read_text(path))
+    except (OSError, ValueError):
+        return []
+    rounds = content.get("rounds") if isinstance(content, dict) else None
+    found = rounds if isinstance(rounds, list) else []
+    return [row for row in found if isinstance(row, dict) and _is_number(row.get("step"))]
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

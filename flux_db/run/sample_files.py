@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from flux_db.atomic import write_png
 from flux_db.files import open_regular
-from flux_db.output_folder import SAMPLES
+from flux_db.output_folder import GRID, SAMPLES
+from flux_db.png_text import sample_text
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,7 @@ def count(output: Path, step: int) -> int:
 
 
 def write(path: Path, picture: Image.Image, *, prompt: str, number: int, seed: int) -> None:
-    about = PngImagePlugin.PngInfo()
-    about.add_itxt("prompt", prompt)
-    about.add_text("number", str(number))
-    about.add_text("seed", str(seed))
-    write_png(path, picture, pnginfo=about)
+    write_png(path, picture, pnginfo=sample_text(prompt, number, seed))
 
 
 def read_rounds(output: Path) -> list[Round]:
@@ -54,10 +51,15 @@ def read_rounds(output: Path) -> list[Round]:
     found = []
     for folder in (output / SAMPLES).glob("step-*"):
         digits = folder.name.removeprefix("step-")
-        pictures = [_read(path) for path in sorted(folder.glob("*.png"))] if digits.isdecimal() else []
-        if sound := tuple(picture for picture in pictures if picture):
-            found.append(Round(int(digits), sound))
+        if digits.isdecimal() and (pictures := read_folder(folder)):
+            found.append(Round(int(digits), pictures))
     return sorted(found, key=lambda round_: round_.step)
+
+
+def read_folder(folder: Path) -> tuple[SampleFile, ...]:
+    """The sound pictures of a folder, in order of their names, without the sheet of all of them."""
+    paths = sorted(path for path in folder.glob("*.png") if path.name != GRID)
+    return tuple(picture for path in paths if (picture := _read(path)))
 
 
 def _read(path: Path) -> SampleFile | None:

@@ -265,7 +265,11 @@ def test_the_plan_of_a_run(world, tmp_path):
         assert part in done.stdout, done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["contact_sheet.png", "pictures.csv"]
     dry = command(*words, "--dry_run", script=[str(program.SCRIPT)])
-    assert (dry.returncode, dry.stdout, dry.stderr) == (0, done.stdout, "")
+    assert (dry.returncode, dry.stderr) == (0, "")
+    # but for the memory that is free at the moment
+    assert [line for line in dry.stdout.splitlines() if "GB" not in line] == [
+        line for line in done.stdout.splitlines() if "GB" not in line
+    ]
 
 
 def test_the_plan_of_a_bucketed_run_is_what_its_order_does(world, tmp_path):

@@ -272,7 +272,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="tiny, mid"):
+    with pytest.raises(UserError, match="tiny, mid, small"):
         write_tiny_model(tmp_path / "model", "huge")
 
 
