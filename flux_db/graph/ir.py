@@ -66,7 +66,8 @@ class Node:
 
     @property
     def is_backward(self) -> bool:
-        return self.is_repeated or "Gradients" in self.scope
+        # an AddN is a sum of gradients, also where it has lost its scope
+        return self.is_repeated or "Gradients" in self.scope or self.op == "AddN"
 
     @property
     def bytes(self) -> int:

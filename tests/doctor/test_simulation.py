@@ -37,7 +37,7 @@ def test_the_peak_is_read_from_mindspores_log():
 def test_a_child_is_watched_to_its_end():
     code = "import os, sys; print(os.environ['MS_SIMULATION_LEVEL'], os.environ['GLOG_v']); sys.stderr.write('''%s''')"
     done = simulation.watch([sys.executable, "-c", code % LOG])
-    assert done[:2] == (0, SimulatedMemory(65536, 59392, 23716, 26244)) and done[2][0] == "1 1"
+    assert done[:2] == (0, SimulatedMemory(65536, 59392, 23716, 26244)) and "1 1" in done[2]
     code, memory, last = simulation.watch([sys.executable, "-c", "raise SystemExit('error: no such operator')"])
     assert (code, memory, last) == (1, SimulatedMemory(), ["error: no such operator"])
 

@@ -81,11 +81,11 @@ OTHER = {"AllGather", "AllReduce", "Assign", "Contiguous", "ExpandDims", "Identi
 
 
 def blocks(name: str) -> int:
-    return 4 if name == "step" else 3
+    return 4 if name == "step" else 2
 
 
 def trained(name: str) -> int:
-    return 2 * TENSORS["double"] + (blocks(name) - 2) * TENSORS["single"]
+    return blocks(name) // 2 * (TENSORS["double"] + TENSORS["single"])
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_the_kernels_are_in_mindspores_library_for_ascend():
 def test_products_are_in_half_precision_but_for_the_rotary_angles(graphs, name):
     products = [n for op in ("MatMul", "Dense", "FlashAttentionScore") for n in graphs[name].of(op)]
     in_full = [node.scope for node in products if any(kind.dtype == "Float32" for kind in node.outputs)]
-    assert len(products) > 40 and len(in_full) == 1 and "FluxPosEmbed" in in_full[0]
+    assert len(products) > 30 and len(in_full) == 1 and "FluxPosEmbed" in in_full[0]
 
 
 @pytest.mark.parametrize("name", ["T5", "CLIP"])
@@ -142,7 +142,7 @@ def test_every_block_is_recomputed_whole_and_only_its_inputs_are_kept(graphs, na
     tokens = case.tokens + image_tokens
     inputs = blocks(name) * rows * tokens * width * 2  # text and image in bf16
     end = rows * tokens * width * 2  # the last block's result
-    loss = rows * image_tokens * 64 * 4 * (2 if case.masked else 1)
+    loss = rows * image_tokens * 64 * 4
     rotary = 2 * tokens * 16 * 4
     kept = [node for node in graph.kept() if node.op != "AllGather"]
     assert sum(node.bytes for node in kept) == pytest.approx(inputs + end + loss + rotary, rel=0.15)
