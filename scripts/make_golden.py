@@ -33,38 +33,47 @@ Arrays = dict[str, np.ndarray]
 def main(folder: Path) -> None:
     reference.start()
     with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
-        dev, schnell = golden.write_models(Path(temporary))
+        models = dev, _, _ = golden.write_models(Path(temporary))
         arrays = {**scheduler_tables(dev), **densities(), **schedules()}
         arrays |= token_ids(dev)
         arrays |= encoders(dev, arrays, torch.float32)
-        found, facts = transformers(dev, schnell, arrays)
+        found, facts = transformers(*models, arrays)
         arrays |= found
         drift = {}
         for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-            half, _ = transformers(dev, schnell, arrays, dtype)
-            wanted, _ = transformers(dev, schnell, arrays, torch.float32, dtype)
+            half, _ = transformers(*models, arrays, dtype)
+            wanted, _ = transformers(*models, arrays, torch.float32, dtype)
             drift[name] = golden.distances(half, wanted) | golden.distances(encoders(dev, arrays, dtype), arrays)
             arrays |= {f"{name}/{key}": value for key, value in wanted.items()}
     about = {"versions": reference.versions(), "processor": golden.processor()}
     write(folder, arrays, {**about, "drift": drift, **facts})
 
 
-def transformers(dev: Path, schnell: Path, arrays: Arrays, *precision: torch.dtype) -> tuple[Arrays, dict]:
+def transformers(dev: Path, schnell: Path, wide: Path, arrays: Arrays, *precision: torch.dtype) -> tuple[Arrays, dict]:
     """Everything that the transformer takes part in. `precision`: the arguments of Trainee."""
     found = losses(dev, schnell, arrays, *precision)
-    trainee = reference.Trainee(dev, *precision)
-    reference.add_lora(trainee.transformer, DEFAULT_LAYERS, golden.RANK, golden.ALPHA)
-    shapes = {key: tuple(value.shape) for key, value in reference.lora_state(trainee.transformer).items()}
-    weights = golden.lora_weights(shapes)
-    reference.set_lora(trainee.transformer, weights)
+    trainee, _ = with_lora(wide, *precision)
+    found["transformer.wide"] = answer(trainee)
+    found |= {f"wide_gradient.{name}": value for name, value in first_gradients(trainee).items()}
+    trainee, weights = with_lora(dev, *precision)
     found["transformer.lora"] = answer(trainee)
     found["picture"] = picture(dev, trainee, arrays)
     facts = {
         "inputs": golden.digest([*golden.all_inputs(), *(weights[key] for key in sorted(weights))]),
         "parameter_names": sorted(name for name, _ in trainee.transformer.named_parameters()),
-        "lora_keys": sorted(shapes),
+        "lora_keys": sorted(weights),
     }
     return found | training(trainee), facts
+
+
+def with_lora(model: Path, *precision: torch.dtype) -> tuple[reference.Trainee, Arrays]:
+    """A transformer with the reference's LoRA in the default layers, and that LoRA's weights."""
+    trainee = reference.Trainee(model, *precision)
+    reference.add_lora(trainee.transformer, DEFAULT_LAYERS, golden.RANK, golden.ALPHA)
+    shapes = {key: tuple(value.shape) for key, value in reference.lora_state(trainee.transformer).items()}
+    weights = golden.lora_weights(shapes)
+    reference.set_lora(trainee.transformer, weights)
+    return trainee, weights
 
 
 def write(folder: Path, arrays: Arrays, facts: dict) -> None:
@@ -170,11 +179,17 @@ def picture(model: Path, trainee: reference.Trainee, arrays: Arrays) -> np.ndarr
 
 
 @torch.enable_grad()
-def training(trainee: reference.Trainee) -> Arrays:
+def first_gradients(trainee: reference.Trainee) -> Arrays:
     trainee.transformer.train()
     trainee.backward(trainee.loss(golden.batch(0), guidance_scale=golden.GUIDANCE))
     gradients = reference.lora_gradients(trainee.transformer)
     trainee.transformer.zero_grad()
+    return gradients
+
+
+@torch.enable_grad()
+def training(trainee: reference.Trainee) -> Arrays:
+    gradients = first_gradients(trainee)
     batches = [golden.batch(number) for number in range(golden.STEPS)]
     course = np.array(trainee.train(batches, golden.OPTIMIZER, guidance_scale=golden.GUIDANCE))
     return {

@@ -42,7 +42,9 @@ FLOAT32: dict[str, float] = {
     "transformer, no guidance": 5e-4,
     "transformer with LoRA": 5e-4,
     "loss, 20 cases": 1e-5,
+    "transformer, head size 128": 5e-4,
     "LoRA gradients": 5e-4,
+    "LoRA gradients, head size 128": 5e-4,
     "gradient norm, 20 steps": 1e-4,
     "AdamW loss, 20 steps": 1e-5,
     "picture, 4 steps": 2e-4,
@@ -87,7 +89,7 @@ def compare(runtime: Runtime, precision: str) -> list[Row]:
     """Compute everything with MindSpore and measure it against the reference."""
     reference = golden.read()
     with tempfile.TemporaryDirectory(prefix="flux_db-selftest-") as folder:
-        dev, schnell = golden.write_models(Path(folder))
+        dev, schnell, wide = golden.write_models(Path(folder))
         measured = _tables(reference, dev)
         arrays: Arrays = {}
         with stage("Computing with the text encoders and the VAE"):
@@ -102,6 +104,8 @@ def compare(runtime: Runtime, precision: str) -> list[Row]:
             arrays |= _answer_and_picture(reference, runtime, adapted, config)
         with stage(f"Computing {golden.STEPS} steps of training"):
             arrays |= _train(runtime, adapted, config, precision)
+        with stage("Computing with heads of size 128"):
+            arrays |= _wide(runtime, wide, precision)
     measured |= golden.distances(arrays, reference.rounded_to(precision))
     return [
         Row(
@@ -344,7 +348,15 @@ def _answer_and_picture(reference: Reference, runtime: Runtime, transformer: nn.
     return {"transformer.lora": answer, "picture": np.clip(pixels / 2.0 + 0.5, 0.0, 1.0)}
 
 
-def _train(runtime: Runtime, transformer: nn.Cell, config: Config, precision: str) -> Arrays:
+def _wide(runtime: Runtime, model: Path, precision: str) -> Arrays:
+    transformer, config = _with_lora(runtime, model)
+    answer = _answer(transformer, step_settings(config, runtime, model, prior=False), golden.batch(0))
+    trained = _train(runtime, transformer, config, precision, steps=1)
+    gradients = {f"wide_{name}": value for name, value in trained.items() if name.startswith("gradient.")}
+    return {"transformer.wide": answer, **gradients}
+
+
+def _train(runtime: Runtime, transformer: nn.Cell, config: Config, precision: str, steps: int = golden.STEPS) -> Arrays:
     """The training step as the program runs it. Its first gradient is read from Adam's first moment."""
     parameters = adapter.parameters(transformer)
     values = list(_lora_weights(transformer).values())
@@ -360,7 +372,7 @@ def _train(runtime: Runtime, transformer: nn.Cell, config: Config, precision: st
     clip = min(1.0, config.optim.max_grad_norm / (course[0][1] + 1e-6))
     first = optimizer.exp_avg.asnumpy() / (1.0 - config.optim.adam_beta1) / clip
     gradients = np.split(first, optimizer.starts[1:])
-    course += [step(*_tensors(golden.batch(number)), *rest).asnumpy() for number in range(1, golden.STEPS)]
+    course += [step(*_tensors(golden.batch(number)), *rest).asnumpy() for number in range(1, steps)]
     losses, norms, *_ = np.array(course).T
     named = zip(parameters.items(), gradients, strict=True)
     return {

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, load_file, save_file
 
-from flux_db.demo.tiny_model import write_tiny_model
+from flux_db.demo.tiny_model import weights_of, write_tiny_model
 from flux_db.errors import UserError
 from flux_db.stream import Purpose, generator
 
@@ -136,9 +136,19 @@ def all_inputs() -> list[np.ndarray]:
     return [pixels(), latents(), picture_noise(), *batches]
 
 
-def write_models(folder: Path) -> tuple[Path, Path]:
-    """The tiny model, and the same without guidance embedding, as FLUX.1-schnell is."""
-    with_guidance, without = folder / "dev", folder / "schnell"
+WIDE = {
+    "attention_head_dim": 128,
+    "num_attention_heads": 2,
+    "axes_dims_rope": [16, 56, 56],
+    "num_layers": 1,
+    "num_single_layers": 1,
+}
+"""FLUX.1's own heads: kernels of the attention are chosen by their size."""
+
+
+def write_models(folder: Path) -> tuple[Path, Path, Path]:
+    """The tiny model; the same without guidance embedding, as FLUX.1-schnell is; and one with heads of size 128."""
+    with_guidance, without, wide = folder / "dev", folder / "schnell", folder / "wide"
     write_tiny_model(with_guidance, "tiny")
     shutil.copytree(with_guidance, without)
     config = without / "transformer" / "config.json"
@@ -147,7 +157,12 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     weights = without / "transformer" / "diffusion_pytorch_model.safetensors"
     kept = {name: value for name, value in load_file(weights).items() if "guidance_embedder" not in name}
     save_file(kept, weights, {"format": "pt"})
-    return with_guidance, without
+    shutil.copytree(with_guidance, wide)
+    config = wide / "transformer" / "config.json"
+    content = json.loads(config.read_text(encoding="utf-8")) | WIDE
+    config.write_text(json.dumps(content), encoding="utf-8")
+    (wide / "transformer" / weights.name).write_bytes(weights_of("transformer", content, "tiny", SEED))
+    return with_guidance, without, wide
 
 
 # --- measures ----------------------------------------------------------------------------------------------------
@@ -169,13 +184,15 @@ MEASURES: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
     "transformer": ("transformer.dev", max_abs_error),
     "transformer, no guidance": ("transformer.schnell", max_abs_error),
     "transformer with LoRA": ("transformer.lora", max_abs_error),
+    "transformer, head size 128": ("transformer.wide", max_abs_error),
     "loss, 20 cases": ("losses", furthest_relative),
     "gradient norm, 20 steps": ("adamw.norm", furthest_relative),
     "AdamW loss, 20 steps": ("adamw.loss", furthest_relative),
     "picture, 4 steps": ("picture", max_abs_error),
 }
 """Quantity: the array, and how its distance from the reference is measured."""
-GRADIENTS = "LoRA gradients"
+GRADIENTS = {"gradient.": "LoRA gradients", "wide_gradient.": "LoRA gradients, head size 128"}
+"""The start of an array's name -> the quantity that it is a part of."""
 
 
 def distances(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -183,10 +200,11 @@ def distances(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -
     found = {
         quantity: measure(got[name], wanted[name]) for quantity, (name, measure) in MEASURES.items() if name in got
     }
-    gradients = {name: g for name, g in wanted.items() if name.startswith("gradient.")}
-    if any(name in got for name in gradients):
-        # each tensor by its own largest gradient
-        found[GRADIENTS] = max(max_abs_error(got[name], g) / float(np.abs(g).max()) for name, g in gradients.items())
+    for prefix, quantity in GRADIENTS.items():
+        gradients = {name: g for name, g in wanted.items() if name.startswith(prefix)}
+        if any(name in got for name in gradients):
+            # each tensor by its own largest gradient
+            found[quantity] = max(max_abs_error(got[name], g) / float(np.abs(g).max()) for name, g in gradients.items())
     return found
 
 

@@ -21,7 +21,7 @@ QUANTITIES = (
     "inputs drawn", "token ids", "position ids, packing", "timesteps, sigmas", "parameter names", "LoRA file keys",
     "timestep densities", "learning rates", "CLIP pooled", "T5", "VAE moments", "VAE decoded", "transformer",
     "transformer, no guidance", "transformer with LoRA", "loss, 20 cases", "LoRA gradients", "gradient norm, 20 steps",
-    "AdamW loss, 20 steps", "picture, 4 steps",
+    "AdamW loss, 20 steps", "picture, 4 steps", "transformer, head size 128", "LoRA gradients, head size 128",
 )  # fmt: skip
 
 
