@@ -387,9 +387,9 @@ def _train(runtime: Runtime, transformer: nn.Cell, config: Config, precision: st
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown, which reads well on a terminal too."""
-    lines = [f"| {'quantity':25} | tolerance | measured | result |", f"|{'-' * 27}|-----------|----------|--------|"]
+    lines = [f"| {'quantity':29} | tolerance | measured | result |", f"|{'-' * 31}|-----------|----------|--------|"]
     lines += [
-        f"| {row.quantity:25} | {_number(row.tolerance, 'exact'):9} | {_number(row.measured, '0'):8} "
+        f"| {row.quantity:29} | {_number(row.tolerance, 'exact'):9} | {_number(row.measured, '0'):8} "
         f"| {'pass' if row.passed else 'FAIL':6} |"
         for row in rows
     ]
