@@ -1,0 +1,1 @@
+"""Every problem, found before a model is loaded."""

@@ -1,0 +1,239 @@
+"""What a run would do, printed before it starts: pictures, problems, duplicates, steps, and a contact sheet."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from flux_db.atomic import write_file, write_png
+from flux_db.check import contact_sheet, plan
+from flux_db.check.everything import find_problems
+from flux_db.check.memory import memory_lines, memory_warnings
+from flux_db.check.values import check_values
+from flux_db.check.values import warnings as setting_warnings
+from flux_db.console import printable
+from flux_db.data.dataset import Dataset, Example, read_dataset
+from flux_db.data.selection import Survey
+from flux_db.errors import UserError
+from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
+from flux_db.problem import Problem
+from flux_db.settings.command_line import Given
+from flux_db.settings.derived import background, has_trigger, raw_validation_prompts
+from flux_db.settings.schema import Config
+from flux_db.size import Size
+
+# Rows of the table on the terminal: the first ones, and those with warnings. The file has all of them.
+FIRST_ROWS = 20
+MOST_ROWS = 100
+NAME_WIDTH = 32
+CAPTION_WIDTH = 56
+# How a cell begins that a spreadsheet would compute.
+FORMULA = ("=", "+", "-", "@")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture of the subject in the table."""
+
+    example: Example
+    name: str
+    """Relative to the folder."""
+    size: Size
+    """Of the picture."""
+    bucket: Size
+    """What the model sees."""
+    warnings: tuple[Problem, ...]
+
+
+def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None = None) -> int:
+    """Print what a run with these settings would do; raises all problems at once if it could not train.
+
+    `demand_resumable` raises a UserError if the run could not go on from its checkpoint.
+    """
+    config = given.config
+    problems, seen = find_problems(given)
+    # With faulty settings nobody knows what the run would be.
+    faulty = given.problems_by(check_values)
+    dataset = None
+    if not faulty and seen.subject is not None and seen.subject.pictures:
+        dataset, warnings = read_dataset(config, seen)
+        if dataset.examples:  # none if all are held out, which is among the problems
+            rows, general = _rows(config, seen, dataset, warnings)
+            print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
+            problems += _write_files(config, seen.found.folder, rows)
+    if problems:
+        raise UserError(problems)
+    if dataset is not None and demand_resumable is not None:
+        demand_resumable(config, dataset)
+    print("\nNo problems: the run can start.")
+    return 0
+
+
+def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Problem]) -> tuple[list[Row], list[str]]:
+    """The rows of the table, and the warnings that are about none of them."""
+    folder, examples = seen.found.folder, plan.one_each(dataset)
+    of_picture: dict[Path, list[Problem]] = {example.picture.path: [] for example in examples}
+    general: list[str] = [*setting_warnings(config), *memory_warnings(config)]
+    general += [warning for warning in warnings if warning.path not in of_picture]
+    for warning in warnings:
+        if warning.path in of_picture:
+            short = warning.text.replace(f"{folder}{os.sep}", "")
+            of_picture[warning.path].append(Problem(short, kind=warning.kind))
+    if config.data.trigger_word and not _uses_trigger(config, seen):
+        general.append(f"--trigger_word {config.data.trigger_word}: no caption and no prompt holds {{trigger}}")
+    rows = [
+        Row(
+            example=example,
+            name=example.picture.path.relative_to(folder).as_posix(),
+            size=example.picture.size,
+            bucket=example.size,
+            warnings=tuple(of_picture[example.picture.path]),
+        )
+        for example in examples
+    ]
+    return rows, general
+
+
+def _uses_trigger(config: Config, seen: Survey) -> bool:
+    prompts = [config.data.instance_prompt, *(source.caption or "" for source in seen.found.sources)]
+    with contextlib.suppress(UserError):  # a file that cannot be read is reported as a problem
+        prompts += raw_validation_prompts(config)
+    return any(map(has_trigger, prompts))
+
+
+# --- the text ----------------------------------------------------------------------------------------------------
+
+
+def _report(
+    config: Config, seen: Survey, dataset: Dataset, rows: Sequence[Row], general: Sequence[str]
+) -> Iterator[str]:
+    """The lines that are printed, except for the problems."""
+    yield f"Pictures: {len(rows)} in {seen.found.folder}"
+    yield "Sizes are height x width; the bucket is what the model sees."
+    yield ""
+    yield from _table(config, rows)
+    yield ""
+    yield f"Warnings: {_count_warnings(rows)}"
+    yield from (f"  {warning}" for warning in general[:MOST_ROWS])
+    if len(general) > MOST_ROWS:
+        yield f"  ... and {len(general) - MOST_ROWS} more"
+    yield ""
+    yield from _plan(config, dataset)
+
+
+def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
+    shown = [row for number, row in enumerate(rows) if number < FIRST_ROWS or row.warnings][:MOST_ROWS]
+    lines = [("file", "size", "bucket", "caption")]
+    lines += [
+        (
+            _cut(printable(row.name), NAME_WIDTH),
+            str(row.size),
+            str(row.bucket),
+            _cut(printable(row.example.prompt), CAPTION_WIDTH),
+        )
+        for row in shown
+    ]
+    widths = [*(max(len(line[column]) for line in lines) for column in range(3)), 0]
+    for line, row in zip(lines, [None, *shown], strict=True):
+        yield "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        yield from (f"      ! {warning}" for warning in (row.warnings if row else ()))
+    if len(shown) < len(rows):
+        yield f"  ... and {len(rows) - len(shown)} more: all are in {Path(config.output.output_dir, PICTURE_TABLE)}"
+
+
+def _count_warnings(rows: Sequence[Row]) -> str:
+    counts = collections.Counter(warning.kind for row in rows for warning in row.warnings)
+    return ", ".join(f"{kind.value} {count}" for kind, count in counts.items()) or "none"
+
+
+def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
+    run, optim, data = plan.make(config, dataset), config.optim, config.data
+    least, most = run.seen
+    sizes = [f"{size} (pictures: {count})" for size, count in run.sizes.items()]
+    devices = "1 device" if run.devices == 1 else f"{run.devices} devices"
+    parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {devices}"
+    repeats = f": {run.pictures} pictures, each {data.repeats} times" if data.repeats > 1 else ""
+    yield "Training"
+    yield f"  batch              {parts} = {run.batch}"
+    if config.runtime.distributed and run.devices == 1:
+        yield "                     counted for one device: with more, the batch grows and an epoch has fewer steps"
+    yield f"  examples per epoch {run.examples}{repeats}"
+    yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {run.steps} in all"
+    yield f"  epochs             {run.epochs:.4g}"
+    yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
+    yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
+    for number, line in enumerate(memory_lines(config)):
+        yield f"  {'' if number else 'host memory':18} {line}"
+    if dataset.held_out:
+        yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
+    if data.with_prior_preservation:
+        missing = data.num_class_images - len(dataset.class_examples)
+        yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+# --- the files ---------------------------------------------------------------------------------------------------
+
+
+def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[Problem]:
+    """Contact sheet and table; the problems there were with them."""
+    output = Path(config.output.output_dir)
+    sheet = _sheet(config, folder, rows)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        write_png(output / CONTACT_SHEET, sheet)
+        write_file(output / PICTURE_TABLE, _table_file(rows))
+    except OSError as error:
+        return [Problem(f"--output_dir {output}: cannot be written ({error.strerror or error})", flag="output_dir")]
+    places = f"Contact sheet: {output / CONTACT_SHEET}", f"Table:         {output / PICTURE_TABLE}"
+    print("", *map(printable, places), sep="\n")
+    return []
+
+
+def _sheet(config: Config, folder: Path, rows: Sequence[Row]) -> Image.Image:
+    """The contact sheet. Of very many pictures those with warnings come first."""
+    data, most = config.data, contact_sheet.MOST_CELLS
+    chosen = rows if len(rows) <= most else sorted(rows, key=lambda row: not row.warnings)[:most]
+    cells = [
+        contact_sheet.Cell(
+            path=row.example.picture.path,
+            size=row.bucket,
+            crop=row.example.crop,
+            name=printable(row.name),
+            note=f"{row.size} to {row.bucket}",
+            caption=printable(row.example.prompt),
+            warnings=tuple(map(printable, row.warnings)),
+        )
+        for row in chosen
+    ]
+    title = f"{len(cells)} of {len(rows)} pictures of {printable(str(folder))}, cropped as the model sees them"
+    if not (data.cache_latents or data.center_crop):
+        title += " (an example: the crop is drawn anew at every step)"
+    return contact_sheet.draw(cells, title, background(config))
+
+
+def _table_file(rows: Sequence[Row]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["file_name", "height", "width", "bucket_height", "bucket_width", "caption", "warnings"])
+    for row in rows:
+        caption, warnings = map(_harmless, (row.example.prompt, "; ".join(row.warnings)))
+        writer.writerow([_harmless(row.name), *row.size, *row.bucket, caption, warnings])
+    return text.getvalue().encode()
+
+
+def _harmless(text: str) -> str:
+    """A cell on one line that no spreadsheet takes for a formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(FORMULA) else text

@@ -1,0 +1,118 @@
+"""Problems in the files and packages that the settings name, found before any model is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+from flux_db.check.model import check_model
+from flux_db.errors import UserError
+from flux_db.problem import Problem
+from flux_db.settings.derived import has_trigger, raw_validation_prompts
+from flux_db.settings.schema import TRACKERS, Config
+
+
+def check_files(config: Config) -> list[Problem]:
+    """Problems in the files and packages that the settings name; writes nothing and loads no weights or pictures."""
+    data, output = config.data, config.output
+    problems = _model_problems(config)
+    for name in ("instance_data_dir", "mask_dir"):
+        if getattr(data, name) is not None:
+            problems += _reading_problems(name, getattr(data, name))
+    if data.dataset_name is not None:
+        problems += _dataset_problems(data.dataset_name)
+    if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
+        problems += _creation_problems("class_data_dir", data.class_data_dir)
+    problems += _creation_problems("output_dir", output.output_dir)
+    if data.encode_cache_dir is not None:
+        problems += _creation_problems("encode_cache_dir", data.encode_cache_dir)
+    if config.validation.validation_data_dir is not None:
+        problems += _reading_problems("validation_data_dir", config.validation.validation_data_dir)
+    return problems + _prompts_file_problems(config) + _missing_trackers(config) + _resume_problems(config)
+
+
+def _prompts_file_problems(config: Config) -> list[Problem]:
+    try:
+        prompts = raw_validation_prompts(config)
+    except UserError as error:
+        return [Problem(text, flag="validation_prompts_file") for text in error.problems]
+    file = config.validation.validation_prompts_file
+    if file is None:
+        return []
+    if config.data.trigger_word is None and any(map(has_trigger, prompts[len(config.validation.validation_prompt) :])):
+        text = f"--validation_prompts_file {file}: needs --trigger_word, which takes the place of {{trigger}}"
+        return [Problem(text, flag="validation_prompts_file", also=("trigger_word",))]
+    text = f"--validation_prompts_file {file}: has no prompt in it"
+    return [] if prompts else [Problem(text, flag="validation_prompts_file")]
+
+
+def _missing_trackers(config: Config) -> list[Problem]:
+    return [
+        Problem(
+            f"--report_to {name}: not installed here; pip install {TRACKERS[name]}, or leave it out", flag="report_to"
+        )
+        for name in config.output.trackers
+        if name in TRACKERS and importlib.util.find_spec(TRACKERS[name]) is None
+    ]
+
+
+def _model_problems(config: Config) -> list[Problem]:
+    name = config.model.pretrained_model_name_or_path
+    if os.path.exists(name) or _looks_local(name):
+        problems = _reading_problems("pretrained_model_name_or_path", name)
+        return problems or check_model(Path(name), config)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return []
+    return _problem(
+        "pretrained_model_name_or_path", name, "neither a folder nor a name on the hub of the form owner/model"
+    )
+
+
+def _dataset_problems(name: str) -> list[Problem]:
+    """A dataset on the hub may have no owner in its name: mnist."""
+    if os.path.exists(name) or _looks_local(name):
+        return _reading_problems("dataset_name", name)
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return []
+    return _problem("dataset_name", name, "neither a folder nor a name on the hub of the form owner/dataset")
+
+
+def _looks_local(name: str) -> bool:
+    return name.startswith((".", os.sep, "~")) or (os.sep in name and os.path.isdir(os.path.dirname(name)))
+
+
+def _reading_problems(flag: str, path: str) -> list[Problem]:
+    if not os.path.exists(path):
+        return _problem(flag, path, "no such folder; check the path")
+    if not os.path.isdir(path):
+        return _problem(flag, path, "is a file; give the folder")
+    if not os.access(path, os.R_OK | os.X_OK):
+        return _problem(flag, path, "no permission to read this folder")
+    return []
+
+
+def _creation_problems(flag: str, path: str) -> list[Problem]:
+    """Whether files can be written to a folder that may not exist yet, found out without making it."""
+    existing = Path(path).absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not os.path.isdir(existing):
+        return _problem(flag, path, f"{existing} is a file; choose another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return _problem(flag, path, f"no permission to write in {existing}; choose another folder")
+    return []
+
+
+def _resume_problems(config: Config) -> list[Problem]:
+    path = config.output.resume_from_checkpoint
+    if path is None or path == "latest" or os.path.isdir(path):
+        return []
+    inside = os.path.join(config.output.output_dir, path)
+    hint = f"did you mean {inside}?" if os.path.isdir(inside) else "give the path of a checkpoint folder, or latest"
+    return _problem("resume_from_checkpoint", path, f"no such folder; {hint}")
+
+
+def _problem(flag: str, value: str, text: str) -> list[Problem]:
+    return [Problem(f"--{flag} {value}: {text}", flag=flag)]

@@ -1,0 +1,149 @@
+"""Host memory: what loading the networks takes on this machine, compared with what it has."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from flux_db.data.dataset import number_of_devices
+from flux_db.data.encode_cache import text_precision
+from flux_db.errors import UserError
+from flux_db.model.expected_weights import Shapes, expected_weights
+from flux_db.model.model_folder import read_config
+from flux_db.settings.schema import Config
+from flux_db.weight_file import Share
+
+LOCAL_DEVICES = "FLUX_DB_LOCAL_DEVICES"
+"""Environment variable: how many of the devices are on this server. Without it, all of them."""
+
+MEMINFO = Path("/proc/meminfo")
+
+# Of a process with MindSpore and mindone that has no weights yet: 0.5 GB on the CPU, and some for the trainer.
+PROGRAM_BYTES = 700_000_000
+
+_ITEM_BYTES = {"no": 4, "fp16": 2, "bf16": 2}
+
+
+class Memory(NamedTuple):
+    """Bytes of the machine."""
+
+    total: int
+    available: int
+    """Without pushing other programs out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Processes that load a network at the same time."""
+
+    network: str
+    processes: int
+    each: int
+    """Bytes of one process."""
+
+    @property
+    def total(self) -> int:
+        return self.processes * self.each
+
+    def __str__(self) -> str:
+        if self.processes == 1:
+            return f"{_gigabytes(self.each)} in one process for {self.network}"
+        return f"{self.processes} processes x {_gigabytes(self.each)} = {_gigabytes(self.total)} for {self.network}"
+
+
+def memory_problems(config: Config, folder: Path | None = None) -> list[str]:
+    """A transformer that this machine can never load for its devices.
+
+    `folder`: of the model, where it is not the one in the settings because it comes from the hub.
+    """
+    machine, need = _machine(), _transformer(config, folder)
+    if machine is None or need is None or need.total <= machine.total:
+        return []
+    return [f"host memory: loading takes {need}, and this machine has {_gigabytes(machine.total)}; {_remedy(config)}"]
+
+
+def memory_warnings(config: Config, folder: Path | None = None) -> list[str]:
+    """Networks that do not fit into what is free at the moment."""
+    machine = _machine()
+    if machine is None:
+        return []
+    return [
+        f"host memory: loading takes {need}, and {_gigabytes(machine.available)} are available now; if no other "
+        f"program ends before, the system may kill this one ({_remedy(config)})"
+        for need in (_transformer(config, folder), _t5(config, folder))
+        if need is not None and need.total > machine.available
+    ]
+
+
+def memory_lines(config: Config) -> list[str]:
+    """What each network takes, for a plan of the run, and what there is."""
+    machine = _machine()
+    lines = [str(need) for need in (_transformer(config, None), _t5(config, None)) if need is not None]
+    if machine is not None and lines:
+        lines.append(f"{_gigabytes(machine.available)} of {_gigabytes(machine.total)} are available now")
+    return lines
+
+
+def _remedy(config: Config) -> str:
+    runtime, ways = config.runtime, []
+    if number_of_devices() > 1:
+        ways += ["use fewer devices"] + ([] if runtime.shard_base else ["add --shard_base"])
+    if runtime.mixed_precision == "no":
+        ways.append("use --mixed_precision bf16 or fp16")
+    return " or ".join([*ways, "use a machine with more memory"])
+
+
+def _transformer(config: Config, folder: Path | None) -> Need | None:
+    """None if the model is not here yet, or its settings make no sense: both are reported elsewhere."""
+    shapes = _shapes(config, folder, "transformer")
+    if shapes is None:
+        return None
+    devices = number_of_devices()
+    share = Share(0, devices if config.runtime.shard_base else 1)
+    size = sum(_kept(name, shape, share, shapes) for name, shape in shapes.items())
+    each = size * _ITEM_BYTES[config.runtime.mixed_precision] + PROGRAM_BYTES
+    return Need(network="the transformer", processes=_processes_here(devices), each=each)
+
+
+def _t5(config: Config, folder: Path | None) -> Need | None:
+    shapes = _shapes(config, folder, "text_encoder_2")
+    if shapes is None:
+        return None
+    each = sum(map(math.prod, shapes.values())) * _ITEM_BYTES[text_precision(config)] + PROGRAM_BYTES
+    return Need(network="T5, if there is something to encode", processes=1, each=each)
+
+
+def _shapes(config: Config, folder: Path | None, part: str) -> Shapes | None:
+    folder = folder or Path(config.model.pretrained_model_name_or_path)
+    try:
+        return expected_weights(part, read_config(folder, part)) if os.path.isdir(folder) else None
+    except (UserError, ValueError):
+        return None
+
+
+def _kept(name: str, shape: tuple[int, ...], share: Share, shapes: Shapes) -> int:
+    """Elements that one process keeps of a tensor; linear layers are spread over the devices."""
+    is_linear = len(shapes[f"{name.rpartition('.')[0]}.weight"]) == 2
+    return math.prod(shape) // (share.count if is_linear and share.divides(shape) else 1)
+
+
+def _processes_here(devices: int) -> int:
+    told = os.environ.get(LOCAL_DEVICES, "")
+    return min(devices, int(told)) if re.fullmatch("[1-9][0-9]{0,5}", told) else devices
+
+
+def _machine() -> Memory | None:
+    """None where the system does not tell."""
+    try:
+        found = dict(re.findall(r"^(MemTotal|MemAvailable): +([0-9]+) kB$", MEMINFO.read_text(), re.MULTILINE))
+        return Memory(int(found["MemTotal"]) * 1024, int(found["MemAvailable"]) * 1024)
+    except (OSError, KeyError):
+        return None
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

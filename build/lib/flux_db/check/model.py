@@ -1,0 +1,118 @@
+"""Problems of a FLUX.1 folder for a run. Loads no weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+from pathlib import Path
+
+from flux_db.data import buckets
+from flux_db.data.buckets import PIXELS_PER_TOKEN
+from flux_db.errors import UserError, did_you_mean
+from flux_db.model.model_folder import NETWORKS, PARTS, locate, read_config
+from flux_db.model.part_weights import INCOMPLETE, choose, read_headers, read_object
+from flux_db.model.parts import MODEL_PARTS
+from flux_db.problem import Problem
+from flux_db.settings.derived import validation_size
+from flux_db.settings.schema import Config
+from flux_db.size import Size
+
+
+def locate_checked(config: Config) -> Path:
+    """As `locate`; a UserError if the folder, which may just have been downloaded, does not serve."""
+    folder = locate(config.model)
+    if problems := check_model(folder, config):
+        raise UserError(problems)
+    return folder
+
+
+def check_model(folder: Path, config: Config) -> list[Problem]:
+    """Problems of a model folder for this run; a name on the hub has one only after the download."""
+    problems = [
+        *(Problem(f"--variant {text}", flag="variant") for text in _variant_problems(folder, config.model.variant)),
+        *(
+            Problem(
+                f"--pretrained_model_name_or_path {folder}: {text}",
+                flag="pretrained_model_name_or_path",
+                also=("variant",),
+            )
+            for text in _problems(folder, config.model.variant)
+        ),
+    ]
+    if problems:
+        return problems
+    return _wrong_sides(folder, config) or _unmatched_layers(folder / "transformer", config)
+
+
+def _problems(folder: Path, variant: str | None) -> list[str]:
+    try:
+        index = read_object(folder / "model_index.json")
+    except UserError as error:
+        return [f"{problem}; a FLUX.1 folder in diffusers layout has it" for problem in error.problems]
+    if (name := index.get("_class_name")) != "FluxPipeline":
+        shown = name[:80] if isinstance(name, str) else reprlib.repr(name)
+        return [f"model_index.json names a {shown}, not a FluxPipeline; use a FLUX.1 model"]
+    problems: list[str] = []
+    for part in PARTS:
+        if os.path.isdir(folder / part):
+            problems += MODEL_PARTS[part](folder / part, variant)
+        else:
+            problems.append(f"{part} is missing; {INCOMPLETE}")
+    return problems
+
+
+def _variant_problems(folder: Path, variant: str | None) -> list[str]:
+    if variant is None:
+        return []
+    if not re.fullmatch(r"[\w.-]+", variant):
+        return [f"{variant}: no weight file can have this in its name; give one such as fp16"]
+    found = [choose(folder / part, variant) for part in NETWORKS]
+    if any(chosen and chosen.variant for chosen in found):
+        return []
+    return [f"{variant}: no weight file in {folder} is of this variant; give another one or leave it out"]
+
+
+def _unmatched_layers(part: Path, config: Config) -> list[Problem]:
+    """Layers asked for that the transformer does not have; read from the headers of its weight files."""
+    chosen = choose(part, config.model.variant)
+    if config.lora.lora_layers is None or chosen is None:
+        return []
+    modules = [
+        name.removesuffix(".weight")
+        for name, entry in read_headers(chosen).entries.items()
+        if name.endswith(".weight") and len(entry.shape) == 2
+    ]
+    endings = {".".join(name.split(".")[i:]) for name in modules for i in range(name.count(".") + 1)}
+    return [
+        Problem(
+            f"--lora_layers {layer}: no linear layer of the transformer has this name{did_you_mean(layer, endings)}",
+            flag="lora_layers",
+        )
+        for layer in config.lora.layers
+        if layer not in endings
+    ]
+
+
+def _wrong_sides(folder: Path, config: Config) -> list[Problem]:
+    # Every VAE block but the last halves the picture, and a token is 2 x 2 latents.
+    multiple = 2 ** len(read_config(folder, "vae")["block_out_channels"])
+    if PIXELS_PER_TOKEN % multiple == 0:
+        return []
+    data, found = config.data, []
+    if data.resolution % multiple:
+        found.append(("resolution", f"a multiple of {multiple}, not --resolution {data.resolution}"))
+    if any(side % multiple for size in _possible_sizes(config) for side in size):
+        found.append(("aspect_ratio_buckets", f"multiples of {multiple}; name such sizes with --aspect_ratio_buckets"))
+    size = config.validation.validation_size
+    if size is not None and any(side % multiple for side in validation_size(config)):
+        found.append(("validation_size", f"multiples of {multiple}, not --validation_size {size}"))
+    model = "pretrained_model_name_or_path"
+    return [Problem(f"--{model} {folder}: its VAE needs {text}", flag=flag, also=(model,)) for flag, text in found]
+
+
+def _possible_sizes(config: Config) -> list[Size]:
+    data, text = config.data, config.data.aspect_ratio_buckets
+    if text is None or buckets.problems(text, data.resolution, data.max_buckets):
+        return []
+    return buckets.candidates(data.resolution) if text.strip() == buckets.AUTO else buckets.parse(text)

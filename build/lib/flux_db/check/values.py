@@ -1,0 +1,360 @@
+"""Find every problem with the settings and the files they name before any model is loaded.
+
+A check returns its problems as values; the line of each names the flag, the value and what to do.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flux_db.check import folders
+from flux_db.data import buckets
+from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
+from flux_db.errors import did_you_mean
+from flux_db.problem import Problem
+from flux_db.settings.derived import background, has_trigger, recomputed
+from flux_db.settings.schema import TRACKERS, Config, to_flat_dict
+from flux_db.size import parse_size
+
+# Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
+LARGEST_MODE_SCALE = 2 / (math.pi - 2)
+
+# The learning rate of every step is computed before the first one.
+MOST_STEPS = 10_000_000
+
+# Prodigy's learning rate is a factor on the step size that it finds itself: its authors use 1.
+LEAST_PRODIGY_RATE = 0.1
+
+
+def _between(low: float, high: float) -> Callable[[float], bool]:
+    return lambda x: low <= x <= high
+
+
+def _from(low: int, high: int, names: str) -> tuple[str, Callable[[float], bool], str]:
+    return f"from {low} to {high}", _between(low, high), names
+
+
+# What a number must be, the test for it, and the flags it is asked of. Unset flags are left out. The upper limits are
+# far beyond any use: a number above them is a slip, and would fill the memory or never come to an end.
+BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    _from(1, MOST_STEPS, "max_train_steps"),
+    _from(0, MOST_STEPS, "lr_warmup_steps"),
+    _from(
+        1,
+        10**9,
+        "num_train_epochs lr_num_cycles validation_epochs validation_steps checkpointing_steps"
+        " checkpoints_total_limit max_skipped_steps",
+    ),
+    _from(1, 4096, "rank"),  # the sides of most layers of FLUX.1 are 3072
+    _from(1, 1000, "train_batch_size gradient_accumulation_steps sample_batch_size cache_crops"),
+    _from(1, 1000, "validation_inference_steps"),  # FLUX.1 has so many timesteps
+    _from(1, 10_000, "repeats num_validation_images"),
+    _from(1, 100_000, "num_class_images"),
+    _from(1, 64, "max_buckets"),  # each is a graph to compile
+    _from(0, 256, "dataloader_num_workers"),
+    _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay"),
+    _from(0, 10**6, "prior_loss_weight"),
+    _from(-1000, 1000, "logit_mean"),
+    ("above 0, up to 1000", lambda x: 0 < x <= 1000, "logit_std learning_rate lr_power adam_epsilon"),
+    ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
+    # without clipping: as large as you like, but a float32
+    ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
+    ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
+    _from(0, 1, "caption_dropout unmasked_weight"),
+    _from(1, 512, "max_sequence_length"),
+    _from(0, 2**32 - 1, "seed validation_seed"),
+    (f"from -1 to {LARGEST_MODE_SCALE:.2f}", _between(-1, LARGEST_MODE_SCALE), "mode_scale"),
+    (
+        f"a multiple of {PIXELS_PER_TOKEN}, up to {LARGEST_SIDE}",
+        lambda x: 0 < x <= LARGEST_SIDE and x % PIXELS_PER_TOKEN == 0,
+        "resolution",
+    ),
+)
+
+
+def warnings(config: Config) -> list[Problem]:
+    """What is allowed, but hardly meant."""
+    optim = config.optim
+    if optim.optimizer == "prodigy" and optim.learning_rate < LEAST_PRODIGY_RATE:
+        return [
+            Problem(
+                f"--learning_rate {optim.learning_rate:g}: Prodigy finds its step size itself and takes this as a"
+                f" factor on it, usually 1; below {LEAST_PRODIGY_RATE} it learns next to nothing",
+                flag="learning_rate",
+            )
+        ]
+    return []
+
+
+def check_values(config: Config) -> list[Problem]:
+    """Problems in the values alone; of the file system only links are looked at."""
+    values = to_flat_dict(config)
+    return [
+        *_out_of_bounds(values),
+        *_empty_texts(values),
+        *_contradictions(config),
+        *folders.problems(config),
+        *_crop_problems(config),
+        *_validation_problems(config),
+        *_unknown_changes(config),
+        *_unknown_trackers(config),
+    ]
+
+
+def _out_of_bounds(values: dict[str, Any]) -> list[Problem]:
+    return [
+        Problem(f"--{name} {values[name]}: must be {rule}", flag=name)
+        for rule, holds, names in BOUNDS
+        for name in names.split()
+        if values[name] is not None and not holds(values[name])
+    ]
+
+
+def _empty_texts(values: dict[str, Any]) -> list[Problem]:
+    return [
+        Problem(f"--{name} is empty: give it a value or leave it out", flag=name)
+        for name, value in values.items()
+        for text in (value if isinstance(value, list) else [value])
+        if isinstance(text, str) and not text.strip()
+    ]
+
+
+class _Rule(NamedTuple):
+    """One thing that settings may have wrong."""
+
+    broken: bool
+    flag: str
+    text: str
+    """What follows the flag in the message."""
+    also: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(f"--{self.flag}{self.text}", flag=self.flag, also=self.also)
+
+
+def _broken(*rules: _Rule) -> list[Problem]:
+    return [rule.problem for rule in rules if rule.broken]
+
+
+def _contradictions(config: Config) -> list[Problem]:
+    optim, hub = config.optim, config.hub
+    warmup = optim.lr_warmup_steps
+    return [
+        *_prior_problems(config),
+        *_picture_contradictions(config),
+        *_device_problems(config),
+        *_broken(
+            _Rule(
+                warmup > 0 and optim.lr_scheduler == "constant",
+                "lr_warmup_steps",
+                f" {warmup}: --lr_scheduler constant has no warm-up; use constant_with_warmup",
+                ("lr_scheduler",),
+            ),
+            _Rule(
+                optim.max_train_steps is not None and warmup > optim.max_train_steps,
+                "lr_warmup_steps",
+                f" {warmup}: longer than the run of --max_train_steps {optim.max_train_steps}; shorten the warm-up",
+                ("max_train_steps",),
+            ),
+            _Rule(
+                not config.lora.layers,
+                "lora_layers",
+                f" {config.lora.lora_layers}: names no layer; give some, or leave it out",
+            ),
+            _Rule(
+                bool(hub.hub_model_id) and not hub.push_to_hub,
+                "hub_model_id",
+                f" {hub.hub_model_id}: needs --push_to_hub; add that or leave it out",
+                ("push_to_hub",),
+            ),
+        ),
+    ]
+
+
+def _prior_problems(config: Config) -> list[Problem]:
+    prior, switch = config.data.with_prior_preservation, "with_prior_preservation"
+    needed = {name: getattr(config.data, name) for name in ("class_data_dir", "class_prompt")}
+    rules = []
+    for name, value in needed.items():
+        alone = f" {value}: needs --{switch}; add that or leave --{name} out"
+        rules.append(_Rule(prior and value is None, switch, f" needs --{name}: add it", (name,)))
+        rules.append(_Rule(not prior and value is not None, name, alone, (switch,)))
+    return _broken(*rules)
+
+
+def _device_problems(config: Config) -> list[Problem]:
+    runtime, accumulated = config.runtime, config.optim.gradient_accumulation_steps
+    on_cpu = runtime.device == "CPU"
+    found = _broken(
+        _Rule(
+            recomputed(config) is None,
+            "gradient_checkpointing",
+            f" {runtime.gradient_checkpointing}: expects blocks, attention, none or a number of blocks",
+        ),
+        _Rule(
+            on_cpu and runtime.mixed_precision == "bf16",
+            "mixed_precision",
+            " bf16: the CPU backend has no bf16 kernels; use no or fp16 with --device CPU",
+            ("device",),
+        ),
+        _Rule(
+            not on_cpu and runtime.jit_level == "O2" and accumulated > 1,
+            "jit_level",
+            f" O2: not with --gradient_accumulation_steps {accumulated}, whose graph branches; use O1",
+            ("gradient_accumulation_steps", "device"),
+        ),
+        _Rule(
+            runtime.compile_cache == "off" and runtime.compile_cache_dir is not None,
+            "compile_cache_dir",
+            f" {runtime.compile_cache_dir}: not used with --compile_cache off; leave one of them out",
+            ("compile_cache",),
+        ),
+    )
+    if on_cpu and not runtime.deterministic:
+        text = "--no-deterministic: of use on Ascend only; leave it out with --device CPU"
+        found.append(Problem(text, flag="deterministic", also=("device",)))
+    return found
+
+
+def _crop_problems(config: Config) -> list[Problem]:
+    data, found = config.data, []
+    if data.aspect_ratio_buckets is not None:
+        wrong = buckets.problems(data.aspect_ratio_buckets, data.resolution, data.max_buckets)
+        sizes = ("resolution", "max_buckets")
+        found = [_Rule(True, "aspect_ratio_buckets", f": {text}", sizes).problem for text in wrong]
+    several = data.cache_crops > 1
+    return found + _broken(
+        _Rule(
+            several and data.center_crop,
+            "cache_crops",
+            f" {data.cache_crops}: --center_crop has only one; leave one of them out",
+            ("center_crop",),
+        ),
+        _Rule(
+            several and not data.cache_latents,
+            "cache_crops",
+            f" {data.cache_crops}: --no-cache_latents crops anew for every example; leave one of them out",
+            ("cache_latents",),
+        ),
+    )
+
+
+def _picture_contradictions(config: Config) -> list[Problem]:
+    data = config.data
+    defaults = {field.name: field.default for field in dataclasses.fields(data)}
+    of_datasets = {name: getattr(data, name) for name in ("dataset_config_name", "image_column", "caption_column")}
+    return _broken(
+        _Rule(
+            data.instance_data_dir is None and data.dataset_name is None,
+            "instance_data_dir",
+            " or --dataset_name is required: say where the pictures of the subject are",
+            ("dataset_name",),
+        ),
+        _Rule(
+            data.instance_data_dir is not None and data.dataset_name is not None,
+            "dataset_name",
+            f" {data.dataset_name}: not together with --instance_data_dir; leave one out",
+            ("instance_data_dir",),
+        ),
+        *(
+            _Rule(
+                data.dataset_name is None and value != defaults[name],
+                name,
+                f" {value}: needs --dataset_name; add that or leave --{name} out",
+                ("dataset_name",),
+            )
+            for name, value in of_datasets.items()
+        ),
+        *_trigger_rules(config),
+        _Rule(
+            not _has_background(config),
+            "alpha_background",
+            f" {data.alpha_background}: no colour; give a name such as grey, or #rrggbb",
+        ),
+    )
+
+
+def _trigger_rules(config: Config) -> list[_Rule]:
+    data, word = config.data, config.data.trigger_word
+    prompts = [("instance_prompt", data.instance_prompt)]
+    prompts += [("validation_prompt", text) for text in config.validation.validation_prompt]
+    return [
+        *(
+            _Rule(
+                word is None and has_trigger(text),
+                name,
+                f" {text}: needs --trigger_word, which takes the place of {{trigger}}",
+                ("trigger_word",),
+            )
+            for name, text in prompts
+        ),
+        _Rule(word is not None and has_trigger(word), "trigger_word", f" {word}: must be a word of its own"),
+        _Rule(
+            data.class_prompt is not None and has_trigger(data.class_prompt),
+            "class_prompt",
+            f" {data.class_prompt}: names the class, so without {{trigger}}",
+        ),
+    ]
+
+
+def _has_background(config: Config) -> bool:
+    try:
+        background(config)
+    except ValueError:
+        return False
+    return True
+
+
+def _validation_problems(config: Config) -> list[Problem]:
+    validation, size = config.validation, config.validation.validation_size
+    sides = parse_size(size) if size is not None else None
+    return _broken(
+        _Rule(
+            size is not None and sides is None,
+            "validation_size",
+            f" {size}: expects height x width in pixels, such as 768x512",
+        ),
+        _Rule(
+            sides is not None and any(not 0 < side <= LARGEST_SIDE or side % PIXELS_PER_TOKEN for side in sides),
+            "validation_size",
+            f" {size}: both sides must be multiples of {PIXELS_PER_TOKEN}, up to {LARGEST_SIDE}",
+        ),
+        _Rule(
+            validation.validation_data_dir is not None and validation.validation_share > 0,
+            "validation_share",
+            ": not together with --validation_data_dir; give one of them",
+            ("validation_data_dir",),
+        ),
+        _Rule(
+            validation.keep_best and not validation.has_held_out,
+            "keep_best",
+            ": needs --validation_data_dir or --validation_share to measure what is best",
+            ("validation_data_dir", "validation_share"),
+        ),
+    )
+
+
+def _unknown_trackers(config: Config) -> list[Problem]:
+    given = config.output.trackers
+    problems = [
+        Problem(
+            f"--report_to {name}: expects tensorboard, wandb, swanlab or none{did_you_mean(name, TRACKERS)}",
+            flag="report_to",
+        )
+        for name in given
+        if name not in TRACKERS
+    ]
+    if given and any("none" in item.split(",") for item in config.output.report_to):
+        problems.append(Problem(f"--report_to: none excludes {', '.join(given)}; leave one out", flag="report_to"))
+    return problems
+
+
+def _unknown_changes(config: Config) -> list[Problem]:
+    known = to_flat_dict(config)
+    return [
+        Problem(f"--allow_changed {name}: no such setting{did_you_mean(name, known)}", flag="allow_changed")
+        for name in sorted(config.output.changes_allowed)
+        if name not in known
+    ]

@@ -1,0 +1,1 @@
+"""`python -m flux_db COMMAND`, or `flux-db COMMAND`: what there is, and its flags."""

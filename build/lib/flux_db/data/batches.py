@@ -1,0 +1,188 @@
+"""Micro-batch i of a run."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from flux_db import stream
+from flux_db.data.dataset import Dataset, Example
+from flux_db.data.draw_order import DrawOrder
+from flux_db.data.encode_cache import Cache
+from flux_db.data.masks import loss_weights, mask_at
+from flux_db.data.pixels import load_rgb, resize_and_crop
+from flux_db.data.timesteps import timestep_fraction, timestep_index
+from flux_db.errors import UserError
+from flux_db.settings.schema import Config
+from flux_db.size import Size
+from flux_db.step_inputs import StepInputs
+from flux_db.stream import BatchLayout, Purpose
+
+SUBJECT, CLASS = 0, 1
+"""Streams of random numbers."""
+
+_THREADS = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "batch")
+
+
+class _Stacks:
+    """Rows of a column in one array. Those of the named columns are kept and used again while the rows are the same."""
+
+    def __init__(self, kept: Sequence[str]) -> None:
+        self._kept: dict[str, tuple[list[np.ndarray], np.ndarray]] = {name: ([], np.empty(0)) for name in kept}
+
+    def stack(self, name: str, rows: list[np.ndarray]) -> np.ndarray:
+        if name not in self._kept:
+            return np.stack(rows)
+        known, stacked = self._kept[name]
+        if len(known) != len(rows) or any(a is not b for a, b in zip(known, rows, strict=True)):
+            stacked = np.stack(rows)
+            stacked.flags.writeable = False
+            self._kept[name] = rows, stacked
+        return stacked
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSource:
+    """Indexable: item i is micro-batch `start` + i. A pure function of i; holds no picture in memory."""
+
+    config: Config
+    dataset: Dataset
+    cache: Cache
+    layout: BatchLayout
+    latent_shape: tuple[int, int, int]
+    """[C, h, w] of the latent of a square of --resolution."""
+    learning_rates: np.ndarray
+    """[steps] of the whole run."""
+    num_timesteps: int
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.learning_rates) * self.layout.accumulation - self.start
+
+    def __getitem__(self, i: int) -> StepInputs:
+        micro_step = self.start + int(i)
+        positions = self.layout.positions(micro_step)
+        entries = [(k, self.dataset.examples[self.draw_order.item(k)], SUBJECT) for k in positions]
+        if self.dataset.class_examples:
+            entries += [(k, self._class_example(k, example.size), CLASS) for k, example, _ in entries]
+        # in threads: drawing noise and copying release Python's lock
+        rows = list(_THREADS.map(lambda entry: self._row(*entry), entries))
+        stacks = _THREADS.map(lambda name: self._stacks.stack(name, [row[name] for row in rows]), rows[0])
+        columns = dict(zip(rows[0], stacks, strict=True))
+        lr = np.float32(self.learning_rates[micro_step // self.layout.accumulation])
+        return StepInputs(**columns, lr=np.array(lr), boundary=np.array(self.layout.is_boundary(micro_step)))
+
+    @cached_property
+    def _stacks(self) -> _Stacks:
+        return _Stacks(("prompt_embeds", "pooled_prompt_embeds"))
+
+    @cached_property
+    def draw_order(self) -> DrawOrder:
+        return self.dataset.draw_order(self.config.output.seed, self.layout.global_batch)
+
+    def size(self, i: int) -> Size:
+        """Of the pictures of item i; on all devices the same."""
+        position = self.layout.positions(self.start + i)[0]
+        return self.dataset.examples[self.draw_order.item(position)].size
+
+    def __iter__(self) -> Iterator[StepInputs]:
+        return (self[i] for i in range(len(self)))
+
+    def _class_example(self, k: int, size: Size) -> Example:
+        """The class example at a position, in the size of the subject's example there."""
+        examples = self.dataset.class_examples
+        return replace(examples[stream.item(self.config.output.seed, k, len(examples), CLASS)], size=size)
+
+    def _row(self, k: int, example: Example, stream_id: int) -> dict[str, np.ndarray]:
+        """One example: everything random about it comes from its position k in the stream."""
+        loss = self.config.loss
+        u = timestep_fraction(
+            self._rng(k, Purpose.TIMESTEP, stream_id),
+            loss.weighting_scheme,
+            logit_mean=loss.logit_mean,
+            logit_std=loss.logit_std,
+            mode_scale=loss.mode_scale,
+        )
+        prompt = self._prompt("" if stream_id == SUBJECT and self._drops_caption(k) else example.prompt)
+        picture, mask = self._picture(example, k, stream_id)
+        latent = self._latent_shape(example.size)
+        row = {
+            "pictures": picture,
+            "eps": self._rng(k, Purpose.POSTERIOR, stream_id).standard_normal(latent, np.float32),
+            "noise": self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
+            "index": np.int32(timestep_index(u, self.num_timesteps)),
+            "prompt_embeds": prompt["prompt_embeds"],
+            "pooled_prompt_embeds": prompt["pooled_prompt_embeds"],
+            "dropout_key": stream.dropout_key(self.config.output.seed, k, stream_id),
+        }
+        return row | ({"mask": self._loss_weights(mask, latent)} if self.dataset.masked else {})
+
+    def _rng(self, k: int, purpose: Purpose, stream_id: int) -> np.random.Generator:
+        return stream.generator(self.config.output.seed, k, purpose, stream_id)
+
+    def _picture(self, example: Example, k: int, stream_id: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Latent moments or pixels, and the mask at the latent's size."""
+        data = self.config.data
+        flip = data.random_flip and bool(self._rng(k, Purpose.FLIP, stream_id).random() < 0.5)
+        if data.cache_latents:
+            versions = example.versions
+            number = int(self._rng(k, Purpose.CACHED_CROP, stream_id).integers(len(versions)))
+            arrays = self._cached(self.cache.picture_file(versions[number], flip), str(example.picture.path))
+            return arrays["moments"], arrays.get("mask")
+        u, v = (0.5, 0.5) if data.center_crop else self._rng(k, Purpose.CROP, stream_id).random(2)
+        image = load_rgb(example.picture.path, self.cache.background)
+        pixels = resize_and_crop(image, example.size, (u, v), flip)
+        if example.mask is None:
+            return pixels, None
+        latent = self._latent_shape(example.size)[1:]
+        return pixels, mask_at(example.mask, example.picture.size, example.size, (u, v), flip, latent)
+
+    def _latent_shape(self, size: Size) -> tuple[int, int, int]:
+        channels, side, _ = self.latent_shape
+        shrink = self.config.data.resolution // side
+        return channels, size.height // shrink, size.width // shrink
+
+    def _loss_weights(self, mask: np.ndarray | None, latent: tuple[int, int, int]) -> np.ndarray:
+        """[1, h, w]; class examples, and pictures without a mask, count fully."""
+        if mask is None:
+            return np.ones((1, *latent[1:]), np.float32)
+        return loss_weights(mask, self.config.data.unmasked_weight)[None]
+
+    def _drops_caption(self, k: int) -> bool:
+        share = self.config.data.caption_dropout
+        return share > 0 and bool(self._rng(k, Purpose.CAPTION, SUBJECT).random() < share)
+
+    def _prompt(self, prompt: str) -> dict[str, np.ndarray]:
+        return self._cached(self.cache.prompt_file(prompt), f'the prompt "{prompt}"')
+
+    def _cached(self, path: Path, what: str) -> dict[str, np.ndarray]:
+        arrays = self.cache.read(path)
+        if arrays is None:
+            raise UserError(
+                f"{path}: the stored encoding of {what} is gone or damaged; start again to have it made anew"
+            )
+        return arrays
+
+
+def prefetch(source: BatchSource, workers: int) -> Iterator[StepInputs]:
+    """The source's batches in order; with workers, prepared ahead in as many threads."""
+    if workers == 0:
+        yield from source
+        return
+    pool = ThreadPoolExecutor(workers, "prefetch")
+    try:
+        ahead = deque(pool.submit(source.__getitem__, i) for i in range(min(workers + 1, len(source))))
+        for i in range(len(source)):
+            batch = ahead.popleft().result()
+            if i + workers + 1 < len(source):
+                ahead.append(pool.submit(source.__getitem__, i + workers + 1))
+            yield batch
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

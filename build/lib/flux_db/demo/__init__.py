@@ -1,0 +1,1 @@
+"""Small models and pictures for a first run."""

@@ -1,0 +1,1 @@
+"""Whether this machine can train: small checks, before any model is loaded."""

@@ -1,0 +1,1 @@
+"""LoRA files: read, write, convert, merge, draw."""

@@ -1,0 +1,101 @@
+"""Pictures from prompts with any number of LoRAs. The prompts are encoded first, in a process that then ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from PIL import Image
+from tqdm import tqdm
+
+from flux_db import child
+from flux_db.atomic import write_png
+from flux_db.check.model import locate_checked
+from flux_db.console import say, stage
+from flux_db.data import encode, encode_cache
+from flux_db.data.encode_cache import Cache
+from flux_db.errors import unwritable
+from flux_db.lora import generate_flags, merge
+from flux_db.lora.generate_flags import GRID, GenerateRequest
+from flux_db.lora.merge import Additions
+from flux_db.model import loading, runtime
+from flux_db.model.runtime import Runtime
+from flux_db.model.sampler import Request, Sampler, SampleSettings, grid
+from flux_db.png_text import sample_text
+from flux_db.settings.schema import Config
+
+# The device's precision -> its name in weight files.
+FILE_TYPES = {ms.float32: "F32", ms.float16: "F16", ms.bfloat16: "BF16"}
+
+
+def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
+    """Draw everything; returns the grid's path. `argv` are the flags that the request was read from."""
+    try:
+        request.output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(f"-o {request.output}: cannot be made", problem) from problem
+    config, model, cache = _open(request)
+    additions = generate_flags.additions(request, model)
+    if missing := _not_encoded(request, cache):
+        say(f"Encoding {len(missing)} prompts in a process of its own; stored in {cache.folder}")
+        child.run(child.command("encode-prompts", *argv), "encoding the prompts")
+    machine = runtime.start(config.runtime)
+    with stage("Loading the transformer"):
+        transformer = loading.load_transformer(model, machine.dtype, config.model.variant)
+        add_loras(transformer, additions, machine)
+    return draw(request, cache, Sampler(model, transformer, machine.dtype, config.model.variant))
+
+
+def encode_prompts(request: GenerateRequest) -> None:
+    """`python -m flux_db encode-prompts`: put the request's prompts into the cache."""
+    config, model, cache = _open(request)
+    if missing := _not_encoded(request, cache):
+        runtime.start(config.runtime)
+        encode.encode_prompts(config, model, cache, missing)
+
+
+def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
+    """Draw picture by picture into the output folder, and a grid with a row for each prompt."""
+    settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance)
+    requests = [
+        Request(**cache.read(cache.prompt_file(prompt)), seed=request.seed, number=number)
+        for prompt in request.prompts
+        for number in range(request.num)
+    ]
+    drawn: list[Image.Image] = []
+    pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
+    prompts = [prompt for prompt in request.prompts for _ in range(request.num)]
+    for path, one, prompt, picture in zip(request.pictures(), requests, prompts, pictures, strict=True):
+        write_png(path, picture, pnginfo=sample_text(prompt, one.number, one.seed))
+        drawn.append(picture)
+    rows = [drawn[start : start + request.num] for start in range(0, len(drawn), request.num)]
+    write_png(request.output / GRID, grid(rows))
+    return request.output / GRID
+
+
+def add_loras(transformer: nn.Cell, additions: Additions, machine: Runtime) -> None:
+    """Merge LoRAs into the loaded weights; before the first call, which compiles them in."""
+    parameters = transformer.parameters_dict()
+    for name, layers in additions.items():
+        parameter = parameters[f"{name}.weight"]
+        value = merge.merged(parameter.astype(runtime.DTYPES["no"]).asnumpy(), layers)
+        merge.finite_as(value, FILE_TYPES[machine.dtype], name)
+        parameter.set_data(Tensor(np.ascontiguousarray(value)).astype(machine.dtype))
+
+
+def _open(request: GenerateRequest) -> tuple[Config, Path, Cache]:
+    """The encoder's settings, the model's folder and the cache of prompts."""
+    config = request.config
+    if not request.precision_given and runtime.choose_device(config.runtime.device)[0] == "Ascend":
+        config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, mixed_precision="bf16"))
+    model = locate_checked(config)
+    return config, model, encode_cache.open_cache(config, model)
+
+
+def _not_encoded(request: GenerateRequest, cache: Cache) -> list[str]:
+    distinct = dict.fromkeys(request.prompts)
+    return [prompt for prompt in distinct if cache.read(cache.prompt_file(prompt)) is None]

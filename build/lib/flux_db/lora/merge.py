@@ -1,0 +1,172 @@
+"""LoRAs merged into the weights they belong to: for single weights, and for a whole model folder, file by file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from flux_db.atomic import sync_folder, temp_path
+from flux_db.console import stage
+from flux_db.errors import UserError, unwritable
+from flux_db.lora import convert, lora_file
+from flux_db.lora.lora_file import Layer
+from flux_db.model import parts
+from flux_db.weight_file import DTYPES, FLOATS, WeightFile, open_weights
+
+TRANSFORMER = "transformer"
+# What a model folder has besides the transformer; anything else in it is not needed to load it.
+OTHER_PARTS = ("scheduler", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+
+
+# Layer of the transformer -> the LoRAs on it and their strengths.
+Additions = dict[str, list[tuple[Layer, float]]]
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A LoRA file and the strength to use it with."""
+
+    path: Path
+    weight: float = 1.0
+
+
+def finite(text: str) -> float:
+    """A number of the command line; NaN and infinity are none that a picture can be made with."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, not {text}")
+    return value
+
+
+def read_all(loras: Sequence[Weighted]) -> Additions:
+    """Layer of the transformer -> what the LoRAs add to it. Files of any format."""
+    found: Additions = {}
+    for lora in loras:
+        for name, layer in convert.parts(lora_file.read(lora.path)).items():
+            found.setdefault(name, []).append((layer, lora.weight))
+    return found
+
+
+def merged(weight: np.ndarray, additions: Sequence[tuple[Layer, float]]) -> np.ndarray:
+    """The weight with its LoRAs, computed and returned in float32; see `finite_as` for values too large."""
+    total = weight.astype(np.float32)
+    with np.errstate(all="ignore"):
+        for layer, strength in additions:
+            total += np.float32(strength) * layer.delta()
+    return total
+
+
+def finite_as(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
+    """A merged weight in the type of the model; a UserError if it holds NaN, or more than the type can."""
+    with np.errstate(all="ignore"):
+        result = value.astype(DTYPES[dtype])
+    if not np.isfinite(result).all():
+        raise UserError(
+            f"{name}: with the LoRA its weights are not finite numbers of type {dtype}; the strength is too large, "
+            "or the model's own weights are broken"
+        )
+    return result
+
+
+def misfits(model: Path, additions: Additions) -> list[str]:
+    """Layers that the model does not have, or not in this shape."""
+    entries = {name: entry for file in transformer_files(model) for name, entry in file.entries.items()}
+    problems = []
+    for name, layers in additions.items():
+        entry = entries.get(f"{name}.weight")
+        for layer, _ in layers:
+            shape = (layer.up.shape[0], layer.down.shape[1])
+            if entry is None:
+                problems.append(f"the model has no layer {name}")
+            elif entry.shape != shape:
+                problems.append(f"{name} is {entry.shape} in the model and {shape} in the LoRA")
+            elif entry.dtype not in FLOATS:
+                problems.append(f"{name} is of type {entry.dtype} in the model, and no LoRA can be added to that")
+    few = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
+    return [f"the LoRA does not fit {model}: {'; '.join(few)}"] if few else []
+
+
+def transformer_files(model: Path) -> list[WeightFile]:
+    files = sorted((model / TRANSFORMER).glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{model}: has no {TRANSFORMER}/*.safetensors; give a FLUX.1 folder in diffusers layout")
+    return [open_weights(path) for path in files]
+
+
+def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
+    """Write a model folder whose transformer has the LoRAs in its weights; the other parts are those of the model."""
+    if os.path.lexists(output):
+        raise UserError(f"-o {output}: exists already; remove it first, or choose another folder")
+    if not os.path.isdir(output.absolute().parent):
+        raise UserError(f"-o {output}: there is no folder {output.parent}; make it first")
+    if output.resolve().is_relative_to(model.resolve()):
+        raise UserError(f"-o {output}: lies inside the model's folder; choose another place")
+    additions = read_all(loras)
+    files = transformer_files(model)
+    if problems := [f"{model}: {problem}" for problem in parts.all_variants_problems(model / TRANSFORMER)]:
+        raise UserError(problems)
+    if problems := misfits(model, additions):
+        raise UserError(problems)
+    temp = temp_path(output.absolute())
+    try:
+        with stage("Copying the model"):
+            _copy_others(model, temp)
+            _copy_transformer(model / TRANSFORMER, temp / TRANSFORMER)
+        _merge_files(files, temp / TRANSFORMER, additions)
+        temp.rename(output)
+        sync_folder(output.absolute().parent)
+    except BaseException as problem:
+        shutil.rmtree(temp, ignore_errors=True)
+        if isinstance(problem, OSError):
+            raise unwritable(f"-o {output}: could not be written", problem) from problem
+        raise
+
+
+def _merge_files(files: Sequence[WeightFile], folder: Path, additions: Additions) -> None:
+    """Change the copied files in place: headers and all other tensors keep their bytes."""
+    count = sum(f"{name}.weight" in file.entries for file in files for name in additions)
+    with tqdm(total=count, desc="merging", unit="layer", dynamic_ncols=True) as bar:
+        for file in files:
+            with (folder / file.path.name).open("r+b") as target:
+                for name, layers in additions.items():
+                    if (entry := file.entries.get(f"{name}.weight")) is None:
+                        continue
+                    value = finite_as(merged(file.read(f"{name}.weight"), layers), entry.dtype, name)
+                    target.seek(entry.start)
+                    target.write(value.tobytes())
+                    bar.update()
+                target.flush()
+                os.fsync(target.fileno())
+
+
+def _copy_transformer(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    for path in sorted(source.iterdir()):
+        if path.suffix in (".safetensors", ".json") and path.is_file():  # other formats' weights would not be merged
+            shutil.copyfile(path, target / path.name)
+
+
+def _copy_others(model: Path, target: Path) -> None:
+    """The other parts as links to the same files where the file system can, so that they take no space."""
+    target.mkdir(parents=True)
+    paths = [model / "model_index.json", *model.glob("LICENSE*")]
+    paths += [path for part in OTHER_PARTS for path in (model / part).rglob("*")]
+    for path in paths:
+        if path.is_file():
+            copy = target / path.relative_to(model)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path.resolve(), copy)
+            except OSError:
+                shutil.copyfile(path, copy)

@@ -1,0 +1,127 @@
+"""The LoRA: put into the transformer, started the same on every machine, and named as the community names it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from flux_db.errors import UserError
+from flux_db.model.dropout import NUMBERS, StepDropout
+from flux_db.model.quiet import quiet
+from flux_db.settings.schema import LoraConfig
+from flux_db.stream import Purpose, generator
+
+ADAPTER = "default"
+
+
+def inject(
+    transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1, dtype: ms.Type = ms.float32
+) -> Parameter | None:
+    """Give the transformer a trainable LoRA that computes in `dtype`. Returns the dropout keys of a batch, or None."""
+    with quiet():
+        from mindone.peft import LoraConfig as PeftConfig
+
+        transformer.add_adapter(
+            PeftConfig(
+                r=config.rank,
+                lora_alpha=config.alpha,
+                init_lora_weights="gaussian",
+                target_modules=list(config.layers),
+            ),
+            ADAPTER,
+        )
+    _forget_compiled(transformer)
+    for value, parameter in zip(start_values(transformer, config, seed), parameters(transformer).values(), strict=True):
+        parameter.set_dtype(dtype)
+        parameter.set_data(Tensor(value).astype(dtype))
+        parameter.requires_grad = True
+    return _add_dropout(transformer, config.lora_dropout, samples) if config.lora_dropout > 0 else None
+
+
+def start_values(transformer: nn.Cell, config: LoraConfig, seed: int) -> list[np.ndarray]:
+    """The LoRA's first weights in fp32, in the order of `parameters`."""
+    return [_start_value(name, p.shape, config.rank, seed) for name, p in parameters(transformer).items()]
+
+
+def parameters(transformer: nn.Cell) -> dict[str, Parameter]:
+    """The LoRA's parameters by module name: `transformer_blocks.0.attn.to_q.lora_A`, in a fixed order."""
+    found = {
+        name.removesuffix(f".{ADAPTER}.weight"): parameter
+        for name, parameter in transformer.parameters_and_names()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+    return dict(sorted(found.items()))
+
+
+def remove(transformer: nn.Cell) -> None:
+    """Take the LoRA out again. Not for a transformer inside a training step: that has compiled it in."""
+    with quiet():
+        transformer.delete_adapters(ADAPTER)
+    _forget_compiled(transformer)
+
+
+def _forget_compiled(transformer: nn.Cell) -> None:
+    """Make the next call compile anew: a graph does not see that layers came or went since its first call."""
+    transformer.compile_cache.clear()
+
+
+def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.ndarray:
+    """B is zero, A is normal with deviation 1/rank; keyed by name, so that every rank and device starts the same."""
+    if name.endswith("lora_B"):
+        return np.zeros(shape, np.float32)
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return generator(seed, key, Purpose.LORA).standard_normal(shape, np.float32) / np.float32(rank)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def to_state_dict(
+    transformer: nn.Cell, config: LoraConfig, values: Sequence[np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha: all loaders read it.
+
+    `values` are the optimizer's own, in the order of `parameters`; the layers may hold them in half precision only.
+    """
+    own = parameters(transformer)
+    if values is None:
+        values = [p.astype(ms.float32).asnumpy().copy() for p in own.values()]
+    tensors = {f"transformer.{name}.weight": value for name, value in zip(own, values, strict=True)}
+    if config.alpha != config.rank:
+        modules = {name.rsplit(".", 2)[0] for name in tensors}
+        tensors |= {f"{module}.alpha": np.array(config.alpha, np.float32) for module in sorted(modules)}
+    return tensors
+
+
+def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Put saved weights in place; a graph that is compiled already uses them too. Returns them in fp32, in order."""
+    wanted = {f"transformer.{name}.weight": parameter for name, parameter in parameters(transformer).items()}
+    weights = {name: value for name, value in tensors.items() if not name.endswith(".alpha")}
+    if wanted.keys() != weights.keys():
+        missing, foreign = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+        raise UserError(f"the LoRA weights do not fit the model: missing {missing[:3]}, unexpected {foreign[:3]}")
+    values = []
+    for name, parameter in wanted.items():
+        if tuple(weights[name].shape) != tuple(parameter.shape):
+            raise UserError(f"the LoRA weights do not fit: {name} is {weights[name].shape}, not {parameter.shape}")
+        values.append(np.ascontiguousarray(weights[name], np.float32))
+        # assign, because a compiled graph does not see set_data
+        ops.assign(parameter, Tensor(values[-1]).astype(parameter.dtype))
+    return values
+
+
+# --- dropout -----------------------------------------------------------------------------------------------------
+
+
+def _add_dropout(transformer: nn.Cell, p: float, samples: int) -> Parameter:
+    from mindone.peft.tuners.lora import LoraLayer
+
+    key = Parameter(Tensor(np.zeros((samples, NUMBERS)), ms.float32), name="dropout_key", requires_grad=False)
+    layers = [cell for _, cell in transformer.cells_and_names() if isinstance(cell, LoraLayer)]
+    for number, layer in enumerate(layers):
+        layer.lora_dropout[ADAPTER] = StepDropout(p, number, key)
+    return key

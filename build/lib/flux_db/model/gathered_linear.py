@@ -1,0 +1,27 @@
+"""mindone's linear layer for ZeRO stage 3, around weights that are split already.
+
+Its graph is mindone's: AllGather of the weight and of the bias, then the product. Only the splitting is left out,
+because the rank has read no more than its part.
+"""
+
+from __future__ import annotations
+
+from mindone.models.modules.parallel.dense import Linear
+from mindone.models.modules.parallel.param_wrapper import ZeroParamWrapper
+from mindspore import Parameter, nn
+
+
+class Gather(ZeroParamWrapper):
+    """Gathers a parameter that was loaded as a part, and passes on one that was loaded whole."""
+
+    def check_rewrite(self, param: Parameter) -> bool:
+        param.parallel_optimizer = param.sliced
+        return param.sliced
+
+
+class GatheredLinear(Linear):
+    def set_param_wrapper(self, zero_stage: int, optimizer_parallel_group: str, cell_type: object = None) -> None:
+        self.param_wrapper_w = Gather(self.net.weight, zero_stage, optimizer_parallel_group, cell_type)
+        self.param_wrapper_b = nn.Identity()
+        if self.net.has_bias:
+            self.param_wrapper_b = Gather(self.net.bias, zero_stage, optimizer_parallel_group, cell_type)

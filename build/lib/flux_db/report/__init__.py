@@ -1,0 +1,1 @@
+"""Views of a run: pages, sheets, model card, hub."""

@@ -1,0 +1,179 @@
+"""The model card: README.md beside the LoRA file, with the header that the Hugging Face hub reads. No local paths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flux_db import __version__
+from flux_db.atomic import write_file
+from flux_db.console import printable, say
+from flux_db.errors import describe
+from flux_db.files import TEXT_LIMIT, read_bytes
+from flux_db.lora import trained_file
+from flux_db.model.identity import base_model_name, is_hub_name, licence
+from flux_db.output_folder import LORA_FILE, MODEL_CARD
+from flux_db.run import sample_files
+from flux_db.settings.derived import instance_prompt
+from flux_db.settings.schema import Config
+
+# By it a card is known as this program's own, which a later run may replace.
+MARK = "<!-- written by flux-db; remove this line to keep your own version -->"
+
+TAGS = ["text-to-image", "diffusers", "lora", "flux", "dreambooth", "mindspore", "template:sd-lora"]
+
+
+def write_card(config: Config, facts: trained_file.Facts) -> None:
+    """Write the card; one that was written by somebody else stays."""
+    path = Path(config.output.output_dir, MODEL_CARD)
+    if not _is_ours(path):
+        say(f"{path} was not written by this program and stays as it is")
+        return
+    try:
+        write_file(path, card(config, facts).encode())
+    except OSError as problem:  # the LoRA is safe, and the upload need not fail for this
+        say(f"warning: the model card was not written: {describe(problem)}; the LoRA file is complete")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the card may be replaced; what cannot be read was written by somebody else."""
+    try:
+        return MARK.encode() in read_bytes(path, TEXT_LIMIT)
+    except FileNotFoundError:
+        return not path.is_symlink()
+    except OSError:
+        return False
+
+
+def card(config: Config, facts: trained_file.Facts) -> str:
+    from huggingface_hub import ModelCardData
+
+    samples = last_samples(config)
+    parts = [
+        f"---\n{ModelCardData(**header(config, samples)).to_yaml()}\n---\n{MARK}",
+        f"# FLUX.1 LoRA: `{_plain(config.data.trigger_word or instance_prompt(config))}`",
+        _introduction(config, facts),
+        _pictures(config, samples),
+        _usage(config),
+        _settings(config, facts),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
+    """What the hub reads from the card."""
+    model = config.model.pretrained_model_name_or_path
+    name = base_model_name(model)
+    known = {"base_model": name, "base_model_relation": "adapter"} if is_hub_name(name) else {}
+    terms = {field: value for field, value in licence(model)._asdict().items() if value}
+    fields: dict[str, Any] = {
+        **known,
+        "library_name": "diffusers",
+        "pipeline_tag": "text-to-image",
+        **terms,
+        "instance_prompt": _on_one_line(config.data.trigger_word or instance_prompt(config)),
+        "tags": TAGS,
+    }
+    if samples:
+        fields["widget"] = [{"text": _on_one_line(text), "output": {"url": url}} for url, text in samples]
+    return fields
+
+
+def last_samples(config: Config) -> list[tuple[str, str]]:
+    """(path inside the output folder, prompt) of the last round of sample pictures."""
+    output = Path(config.output.output_dir)
+    rounds = sample_files.read_rounds(output)
+    pictures = rounds[-1].pictures if rounds else ()
+    return [(p.path.relative_to(output).as_posix(), p.prompt or instance_prompt(config)) for p in pictures]
+
+
+def _introduction(config: Config, facts: trained_file.Facts) -> str:
+    name = base_model_name(config.model.pretrained_model_name_or_path)
+    base = f"[{name}](https://huggingface.co/{name})" if is_hub_name(name) else f"the FLUX.1 model `{_plain(name)}`"
+    trigger = config.data.trigger_word
+    call = f"Its trigger is `{_plain(trigger)}`. It" if trigger else "It"
+    return (
+        f"A DreamBooth LoRA for {base}, trained with MindSpore: {facts.steps} steps on {facts.pictures} pictures.\n\n"
+        f"{call} was trained with the prompt `{_plain(instance_prompt(config))}`: use its words in yours."
+    )
+
+
+def _pictures(config: Config, samples: list[tuple[str, str]]) -> str:
+    if not samples:
+        return ""
+    lines = ["## Samples", ""]
+    if Path(config.output.output_dir, "samples/grid.png").exists():
+        lines += ["![All samples, from the first step (top) to the last](samples/grid.png)", ""]
+    lines += [f"- `{_plain(text)}`" for text in dict.fromkeys(text for _, text in samples)]
+    return "\n".join(lines)
+
+
+def _usage(config: Config) -> str:
+    name = base_model_name(config.model.pretrained_model_name_or_path)
+    base = json.dumps(name if is_hub_name(name) else "path/to/the/base/model")
+    lora = json.dumps(config.hub.hub_model_id or "path/to/this/folder")
+    prompt = _literal(instance_prompt(config))
+    file = json.dumps(LORA_FILE)
+    steps, guidance = config.validation.validation_inference_steps, config.validation.validation_guidance
+    draw = f"image = pipe({prompt}, num_inference_steps={steps}, guidance_scale={guidance:g})"
+    return f"""## Use it
+
+In mindone:
+
+```python
+import mindspore as ms
+from mindone.diffusers import FluxPipeline
+
+pipe = FluxPipeline.from_pretrained({base}, mindspore_dtype=ms.bfloat16)
+pipe.load_lora_weights({lora}, weight_name={file})
+{draw}[0][0]
+```
+
+In diffusers:
+
+```python
+import torch
+from diffusers import FluxPipeline
+
+pipe = FluxPipeline.from_pretrained({base}, torch_dtype=torch.bfloat16).to("cuda")
+pipe.load_lora_weights({lora}, weight_name={file})
+{draw}.images[0]
+```
+
+In ComfyUI: put `{LORA_FILE}` into `models/loras` and choose it in the node "Load LoRA"."""
+
+
+def _settings(config: Config, facts: trained_file.Facts) -> str:
+    optim, data = config.optim, config.data
+    rows = {
+        "Rank, alpha": f"{config.lora.rank}, {config.lora.alpha:g}",
+        "Layers": ", ".join(f"`{_plain(layer)}`" for layer in config.lora.layers),
+        "Steps": facts.steps,
+        "Pictures": facts.pictures,
+        "Pictures per step": facts.global_batch,
+        "Resolution": data.resolution,
+        "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}",
+        "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
+        "Loss": f"weighting scheme {config.loss.weighting_scheme}, guidance {config.loss.guidance_scale:g}",
+        "Precision": config.runtime.mixed_precision,
+        "Seed": config.output.seed,
+        "Made with": f"flux-db {__version__}; settings `{trained_file.settings_hash(config, facts.global_batch)}`",
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["## Settings", "", "| Setting | Value |", "|---|---|", *lines])
+
+
+def _plain(text: str) -> str:
+    """Text for one line of Markdown between backticks, in a table as well."""
+    return _on_one_line(text).replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")")
+
+
+def _literal(text: str) -> str:
+    """The very text as a string in code; what cannot be seen is written as an escape."""
+    return printable(json.dumps(text, ensure_ascii=False))
+
+
+def _on_one_line(text: str) -> str:
+    """Text of a file or a flag without line breaks and without characters that cannot be seen."""
+    return printable(" ".join(text.split()))

@@ -1,0 +1,114 @@
+"""What a run left in its output folder, read for a report: works on unfinished and on old runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flux_db import plain_json, plain_yaml
+from flux_db.errors import UserError
+from flux_db.files import read_bytes, read_text
+from flux_db.output_folder import CONFIG, METRICS, SCORES
+from flux_db.run.sample_files import Round, read_rounds
+from flux_db.run.status import RunStatus, read_status
+
+# A line has about 150 bytes, so that is more than a million steps.
+METRICS_LIMIT = 256 * 2**20
+# Beyond it a number is no measurement, and cannot be drawn either.
+LARGEST, SMALLEST = 1e30, 1e-30
+
+
+Point = tuple[float, float]
+"""Step and value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    folder: Path
+    settings: dict[str, Any]
+    """Empty if the run's config.yaml is gone."""
+    rows: tuple[dict[str, Any], ...]
+    """Lines of metrics.jsonl: steps and events."""
+    rounds: tuple[Round, ...]
+    scores: tuple[dict[str, Any], ...]
+    """Of rounds of samples, as `score` stored them."""
+    state: RunStatus | None
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def steps(self) -> tuple[dict[str, Any], ...]:
+        """The rows that are optimizer steps."""
+        return tuple(row for row in self.rows if "loss" in row and _is_number(row.get("step")))
+
+    def points(self, key: str) -> list[Point]:
+        """(step, value) of a key, in order of steps; what is missing or not finite is left out."""
+        found = ((row.get("step"), row.get(key)) for row in self.rows)
+        return [(float(x), float(y) if abs(y) > SMALLEST else 0.0) for x, y in found if _is_number(x) and _is_number(y)]
+
+    @property
+    def best(self) -> Point | None:
+        """Step and value of the lowest validation loss after training began."""
+        return min((p for p in self.points("validation_loss") if p[0] > 0), key=lambda p: p[1], default=None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The run in an output folder; a UserError if there is none."""
+    if not os.path.isdir(folder):
+        raise UserError(f"{folder}: no such folder; give the --output_dir of a run")
+    run = RunRecord(
+        folder=folder,
+        settings=_read_settings(folder / CONFIG),
+        rows=tuple(_read_rows(folder / METRICS)),
+        rounds=tuple(read_rounds(folder)),
+        scores=tuple(_read_scores(folder / SCORES)),
+        state=read_status(folder),
+    )
+    if not (run.settings or run.rows or run.rounds or run.state):
+        raise UserError(f"{folder}: no run in it: neither {CONFIG}, {METRICS} nor samples")
+    return run
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        content = plain_yaml.load(read_text(path))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
+
+
+def _read_scores(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = plain_json.parse_json(read_text(path))
+    except (OSError, ValueError):
+        return []
+    rounds = content.get("rounds") if isinstance(content, dict) else None
+    found = rounds if isinstance(rounds, list) else []
+    return [row for row in found if isinstance(row, dict) and _is_number(row.get("step"))]
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    try:
+        lines = read_bytes(path, METRICS_LIMIT).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # the last line of a killed run may be cut
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

@@ -1,0 +1,1 @@
+"""How good the samples of a run are, as numbers."""

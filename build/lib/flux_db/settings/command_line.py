@@ -1,0 +1,444 @@
+"""From the command line and a YAML file to a Config: defaults < YAML < command line.
+
+All problems are collected and raised as one UserError.
+"""
+
+import argparse
+import ast
+import dataclasses
+import functools
+import hashlib
+import inspect
+import math
+import os
+import types
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+from flux_db import plain_yaml
+from flux_db.atomic import write_file
+from flux_db.errors import UserError, did_you_mean
+from flux_db.files import read_file_or_pipe, text_problem
+from flux_db.problem import Problem
+from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict
+
+Check = Callable[[Config], Sequence[Problem]]
+
+_TEXT_ENCODERS = "the text encoders are not trained here; only the transformer gets a LoRA"
+_PRODIGY = "Prodigy always has its recommended setting: decoupled decay, bias correction, safeguarded warm-up"
+_ATTENTION = "the attention kernel is chosen by the device; leave the flag out"
+
+# Flags of diffusers' and mindone's scripts that have no meaning here, and why or what to do instead.
+REFUSED: dict[str, str] = {
+    "train_text_encoder": _TEXT_ENCODERS,
+    "text_encoder_lr": _TEXT_ENCODERS,
+    "adam_weight_decay_text_encoder": _TEXT_ENCODERS,
+    "prodigy_beta3": _PRODIGY,
+    "prodigy_decouple": _PRODIGY,
+    "prodigy_use_bias_correction": _PRODIGY,
+    "prodigy_safeguard_warmup": _PRODIGY,
+    "use_8bit_adam": "a LoRA's optimizer state is small and kept in float32; use --optimizer adamw",
+    "allow_tf32": "TF32 is not a format of Ascend or the CPU; use --mixed_precision",
+    "local_rank": "the rank comes from msrun; use --distributed",
+    "zero_stage": "only the frozen transformer is sharded over devices; use --shard_base",
+    "enable_mindspore_data_sink": "it saves nothing: batches are prepared ahead in threads, and handing one over takes"
+    " 2 ms",
+    "mindspore_mode": "training always runs in graph mode",
+    "prior_generation_precision": "class pictures are generated in the training precision; use --mixed_precision",
+    "enable_xformers_memory_efficient_attention": _ATTENTION,
+    "enable_npu_flash_attention": _ATTENTION,
+    "hub_token": "a token is no setting and is never stored; log in with hf auth login, or set HF_TOKEN",
+}
+
+# One of these must be given; on the command line it takes the place of the other in the YAML file.
+SOURCES_OF_PICTURES = ("instance_data_dir", "dataset_name")
+
+# Far above any file of settings, and parsed within a few seconds.
+CONFIG_LIMIT = 2**20
+
+# Of keys that are no settings so many are named, each with the setting that it may be meant for.
+MOST_UNKNOWN = 20
+
+# Of a value that is not understood so much is shown.
+LONGEST_VALUE = 80
+
+# A longer whole number is meant for no setting.
+LONGEST_NUMBER = 19
+
+# argparse stores this for a flag that came without its value, so that parsing goes on and finds the other problems.
+NO_VALUE = object()
+# A flag with a meaning of its own alone, turned off.
+OFF = "none"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One setting as the command line and YAML see it."""
+
+    name: str
+    section: type
+    annotation: Any
+    required: bool
+    help: str
+    aliases: tuple[str, ...]
+    alone: str | None = None
+    """What the flag means without a value, if it means something: such a flag can also be turned off, by --no-."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The settings as they were given. A faulty one is at its default."""
+
+    config: Config
+    problems: tuple[Problem, ...]
+    """With the command line and the YAML file themselves."""
+    faulty: frozenset[str]
+    """Settings whose value could not be read."""
+
+    def problems_by(self, *checks: Check) -> list[Problem]:
+        """All problems, those that the checks find included."""
+        # A faulty setting has its default here: what a check says about that is not the user's doing.
+        found = (problem for run in checks for problem in run(self.config))
+        return [*self.problems, *(problem for problem in found if not problem.flags & self.faulty)]
+
+    def checked(self, *checks: Check) -> Config:
+        """The settings, if the checks find nothing wrong; otherwise all problems together as a UserError."""
+        if problems := self.problems_by(*checks):
+            raise UserError(problems)
+        return self.config
+
+
+def parse_config(argv: Sequence[str], *, checks: Sequence[Check] = ()) -> Config:
+    """The checked settings of a run; `checks` run on them, and their problems are raised together with all others."""
+    return read_config(argv).checked(*checks)
+
+
+def read_config(argv: Sequence[str]) -> Given:
+    """Read command line and YAML file, once: the file may be a pipe. Raises if --config cannot be read."""
+    given, problems = _read_command_line(argv)
+    file = given.pop("config", None)
+    try:
+        from_file, file_problems = _read_yaml(file) if file is not None else ({}, [])
+    except UserError as error:
+        # Without the file nothing can be said about what is missing or contradictory.
+        raise UserError([*problems, *error.problems]) from None
+    problems += file_problems
+    for name, other in (SOURCES_OF_PICTURES, SOURCES_OF_PICTURES[::-1]):
+        if name in given and other not in given:
+            from_file.pop(other, None)
+
+    values: dict[str, Any] = {}
+    faults: list[Problem] = []
+    for source, label in ((from_file, f"{file}: "), (given, "--")):
+        for name, raw in source.items():
+            try:
+                values[name] = _convert(read_flags()[name], raw)
+            except ValueError as error:
+                faults.append(Problem(f"{label}{name}: {error}", flag=name))
+    unread = {fault.flag for fault in faults}
+    missing = [flag for name, flag in read_flags().items() if flag.required and name not in values]
+    faults += [
+        Problem(f"--{flag.name} is required: {flag.help}", flag=flag.name)
+        for flag in missing
+        if flag.name not in unread
+    ]
+
+    config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
+    return Given(config, (*map(Problem, problems), *faults), frozenset(fault.flag for fault in faults))
+
+
+def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:
+    """The command line for another process. A --config that can be read only once gives way to the file `stored()`."""
+    words, kept, files = iter(argv), [], []
+    for word in words:
+        if word == "--config":
+            files.append(next(words))
+        elif word.startswith("--config="):
+            files.append(word.partition("=")[2])
+        else:
+            kept.append(word)
+    lasts = all(_is_lasting(Path(os.path.expanduser(file))) for file in files)
+    return list(argv) if lasts else [*kept, "--config", str(stored())]
+
+
+def _is_lasting(path: Path) -> bool:
+    """Whether the same content can be read from the path later and by other processes."""
+    return path.is_file() and path.absolute().parts[1] not in ("dev", "proc")
+
+
+def store_config(config: Config, folder: Path) -> Path:
+    """Write the settings to a file for --config that no other run writes to."""
+    text = to_yaml(config).encode()
+    path = folder / f"config-{hashlib.sha256(text).hexdigest()[:12]}.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def to_yaml(config: Config) -> str:
+    """All settings as a file for --config, one block for each section."""
+    values = to_flat_dict(config)
+    blocks = []
+    for section in SECTIONS.values():
+        part = {field.name: values[field.name] for field in dataclasses.fields(section)}
+        text = yaml.safe_dump(part, sort_keys=False, allow_unicode=True, width=math.inf)
+        blocks.append(f"# {_title(section)}\n{text}")
+    return "\n".join(blocks)
+
+
+@functools.cache
+def read_flags() -> dict[str, Flag]:
+    """Every setting by name, read from the dataclasses of schema.py."""
+    return {
+        field.name: Flag(
+            name=field.name,
+            section=section,
+            annotation=field.type,
+            required=field.default is dataclasses.MISSING,
+            help=_field_texts(section)[field.name],
+            aliases=field.metadata.get("aliases", ()),
+            alone=field.metadata.get("alone"),
+        )
+        for section in SECTIONS.values()
+        for field in dataclasses.fields(section)
+    }
+
+
+@functools.cache
+def _field_texts(section: type) -> dict[str, str]:
+    """Field name -> the text under it, which Python itself does not keep."""
+    (class_node,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(class_node, ast.ClassDef)
+    return {
+        node.target.id: " ".join(text.value.value.split())
+        for node, text in zip(class_node.body, class_node.body[1:], strict=False)
+        if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _title(section: type) -> str:
+    return (section.__doc__ or "").splitlines()[0]
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Shows `--rank, --lora_rank N`, where argparse would repeat the N and put it in brackets."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return " ".join(filter(None, [", ".join(action.option_strings), action.metavar]))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """A parser that leaves values as text and exits for nothing but --help."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [--config FILE.yaml] [flags]",
+        description="Train a DreamBooth LoRA for FLUX.1. Flags override the YAML file, which overrides the defaults.",
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    config_help = "YAML file of settings; its keys are the names of the flags."
+    parser.add_argument("--config", metavar="FILE.yaml", nargs="?", const=NO_VALUE, help=config_help)
+    groups = {section: parser.add_argument_group(_title(section)) for section in SECTIONS.values()}
+    for flag in read_flags().values():
+        options = [f"--{name}" for name in (flag.name, *flag.aliases)]
+        kind = _without_none(flag.annotation)
+        text = f"{flag.help}{_default_note(flag)}".replace("%", "%%")
+        group = groups[flag.section]
+        if kind is bool:
+            group.add_argument(*options, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            action = "append" if get_origin(kind) is tuple else "store"
+            const = NO_VALUE if flag.alone is None else flag.alone
+            group.add_argument(
+                *options, dest=flag.name, action=action, nargs="?", const=const, metavar=_metavar(kind), help=text
+            )
+        if flag.alone is not None:
+            group.add_argument(
+                f"--no-{flag.name}", dest=flag.name, action="store_const", const=OFF, help=argparse.SUPPRESS
+            )
+    return parser
+
+
+def _default_note(flag: Flag) -> str:
+    if flag.required:
+        return " (required)"
+    default = next(f.default for f in dataclasses.fields(flag.section) if f.name == flag.name)
+    if default is None or default == ():
+        return ""
+    if isinstance(default, tuple):
+        default = ",".join(default)
+    return f" (default: {('no', 'yes')[default] if isinstance(default, bool) else default})"
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(get_args(kind)) + "}"
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def _read_command_line(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Flag name -> raw value of the flags given, and what is wrong with the rest."""
+    parser = build_parser()
+    try:
+        namespace, rest = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        # With values left as text, all that argparse still refuses is a value for a switch: --cache_latents=true.
+        switch, _, negated = (error.argument_name or "").partition("/")
+        raise UserError(f"{switch} takes no value; write {switch} or {negated}") from None
+    problems = []
+    words: list[str] = []
+    after_unknown = False
+    for token in rest:
+        if token.startswith("--"):
+            option = token.split("=")[0]
+            problems.append(f"{option}: {_why_unknown(option, _all_options(), prefix='--')}")
+        elif not after_unknown:
+            words.append(token)
+        after_unknown = token.startswith("--") and "=" not in token
+    if words:
+        hint = "a value with spaces goes in quotes, and a switch takes no value"
+        problems.append(f"words that belong to no flag: {' '.join(words)}; {hint}")
+    return {name: value for name, value in vars(namespace).items() if value is not None}, problems
+
+
+def _all_options() -> list[str]:
+    switches = [f"--no-{flag.name}" for flag in read_flags().values() if flag.annotation is bool or flag.alone]
+    return ["--config", *switches, *(f"--{name}" for name in _names())]
+
+
+def _names() -> dict[str, str]:
+    """Every name under which a setting is known -> its own name."""
+    return {name: flag.name for flag in read_flags().values() for name in (flag.name, *flag.aliases)}
+
+
+def _why_unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
+    reason = REFUSED.get(name.removeprefix(prefix).removeprefix("no-"))
+    return f"not used here: {reason}" if reason else f"no such setting{did_you_mean(name, known)}"
+
+
+class _Loader(plain_yaml.Loader):
+    """Refuses a key given twice, where PyYAML silently takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        first = {key.value: key for key in reversed(keys)}
+        for key in keys:
+            if key is not first[key.value]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(file: Any) -> tuple[dict[str, Any], list[str]]:
+    """Flag name -> raw value of the keys given, and what is wrong with the rest; a UserError if it cannot be read."""
+    if file is NO_VALUE:
+        raise UserError("--config needs the path of a YAML file")
+    try:
+        text = read_file_or_pipe(os.path.expanduser(file), CONFIG_LIMIT).decode("utf-8-sig")
+        content = plain_yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f" at line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"--config {file}: not valid YAML{line}: {error.problem}") from None
+    except OSError as error:
+        raise UserError(f"--config {file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--config {file}: not a text file in UTF-8") from None
+    if not isinstance(content, dict | None):
+        raise UserError(f"--config {file}: expects lines of the form name: value")
+    content = content or {}
+    names = _names()
+    values: dict[str, Any] = {}
+    unknown = [key for key in content if str(key) not in names]
+    problems = [f"{file}: {_cut(str(key))}: {_why_unknown(str(key), names)}" for key in unknown[:MOST_UNKNOWN]]
+    if len(unknown) > MOST_UNKNOWN:
+        problems.append(f"{file}: {len(unknown) - MOST_UNKNOWN} more keys that are no settings")
+    for key, raw in content.items():
+        name = names.get(str(key))
+        if name in values:
+            problems.append(f"{file}: {key}: is another name of {name}, which is given as well; keep one")
+        elif name is not None and raw is not None:
+            values[name] = raw
+    return values, problems
+
+
+def _without_none(annotation: Any) -> Any:
+    if isinstance(annotation, types.UnionType):
+        (annotation,) = (kind for kind in get_args(annotation) if kind is not types.NoneType)
+    return annotation
+
+
+def _convert(flag: Flag, raw: Any) -> Any:
+    """A setting's value from the text of a flag or from what YAML made of it; a ValueError says what is expected."""
+    kind = _without_none(flag.annotation)
+    if get_origin(kind) is tuple:
+        return tuple(_text(_given(item)) for item in (raw if isinstance(raw, list) else [raw]))
+    if flag.alone is not None and isinstance(raw, bool | int):  # YAML: true, false, 12
+        raw = str(raw) if not isinstance(raw, bool) else flag.alone if raw else OFF
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), _given(raw))
+    return {bool: _switch, int: _whole_number, float: _number, str: _text}[kind](_given(raw))
+
+
+def _given(raw: Any) -> Any:
+    if raw is NO_VALUE:
+        raise ValueError("needs a value; one that starts with a dash is written with =, as in --flag=-x")
+    return raw
+
+
+def _choice(choices: tuple[str, ...], raw: Any) -> str:
+    # YAML reads a bare `no` as false. Peers write AdamW where we write adamw.
+    text = "no" if raw is False else str(raw)
+    for choice in choices:
+        if choice.lower() == text.lower():
+            return choice
+    raise ValueError(f"expects one of {', '.join(choices)}, not {_cut(text)}")
+
+
+def _switch(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    raise ValueError(f"expects true or false, not {_cut(repr(raw))}")
+
+
+def _whole_number(raw: Any) -> int:
+    too_long = len(str(raw)) > LONGEST_NUMBER
+    try:
+        if isinstance(raw, str | int) and not isinstance(raw, bool) and not too_long:
+            return int(raw)
+    except ValueError:
+        pass
+    limit = f" of at most {LONGEST_NUMBER} digits" if too_long else ""
+    raise ValueError(f"expects a whole number{limit}, not {_cut(repr(raw))}")
+
+
+def _number(raw: Any) -> float:
+    # YAML reads 1e-4, without a point, as text.
+    try:
+        number = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
+    except ValueError:
+        number = None
+    if number is not None and math.isfinite(number):
+        return number
+    wanted = "a number" if number is None else "a finite number"
+    raise ValueError(f"expects {wanted}, not {_cut(repr(raw))}")
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"expects text, not {_cut(repr(raw))}; put it in quotes")
+    if problem := text_problem(raw):
+        raise ValueError(problem)
+    # The shell does not expand ~ in --flag=~/x, nor does YAML.
+    return os.path.expanduser(raw) if raw.startswith("~/") else raw
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text):,} characters)"

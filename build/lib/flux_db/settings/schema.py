@@ -1,0 +1,393 @@
+"""Every setting of a training run, its default and its meaning.
+
+The field names are the names of the command-line flags and of the YAML keys; the text under a field is its help.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_origin
+
+from flux_db.errors import UserError, did_you_mean
+
+# Of --optimizer prodigy, unless it is given.
+PRODIGY_RATE = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The FLUX.1 model to start from"""
+
+    pretrained_model_name_or_path: str
+    """Folder of a FLUX.1 model in diffusers layout, or its name on the hub, such as black-forest-labs/FLUX.1-dev."""
+    revision: str | None = None
+    """Branch, tag or commit of the model on the hub."""
+    variant: str | None = None
+    """Variant of the weight files, such as fp16 for model.fp16.safetensors."""
+    cache_dir: str | None = None
+    """Folder for downloads from the hub. Without it the hub's own folder is used (HF_HOME)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Pictures and prompts"""
+
+    instance_data_dir: str | None = None
+    """Folder with the pictures of the subject. Either this or --dataset_name."""
+    dataset_name: str | None = None
+    """Hugging Face dataset with the pictures of the subject: a local folder, or its name on the hub. Needs the package
+    datasets: pip install -e ".[datasets]"."""
+    dataset_config_name: str | None = None
+    """Configuration of --dataset_name, if it has several."""
+    image_column: str = "image"
+    """Column of --dataset_name with the pictures."""
+    caption_column: str | None = None
+    """Column of --dataset_name with the captions. Without it every picture has --instance_prompt."""
+    instance_prompt: str
+    """Prompt that names the subject by a rare word, such as "a photo of sks dog"; serves every picture without a
+    caption."""
+    trigger_word: str | None = None
+    """Word that takes the place of {trigger} or [trigger] in captions, --instance_prompt and --validation_prompt."""
+    with_prior_preservation: bool = False
+    """Train on pictures of the subject's class as well, so that the model keeps what it knows of the class."""
+    class_data_dir: str | None = None
+    """Folder with class pictures; what is missing is generated into it. Needs --with_prior_preservation."""
+    class_prompt: str | None = None
+    """Prompt of the class pictures, such as "a photo of a dog". Needs --with_prior_preservation."""
+    num_class_images: int = 100
+    """Class pictures to have; with fewer in --class_data_dir the rest is generated before training."""
+    prior_loss_weight: float = 1.0
+    """Weight of the class pictures' loss beside the subject's."""
+    sample_batch_size: int = 4
+    """Class pictures to generate at a time."""
+    resolution: int = 512
+    """Side in pixels of the square that the model sees; a multiple of 16."""
+    aspect_ratio_buckets: str | None = None
+    """Instead of squares, crop each picture to the size of nearest shape: auto chooses sizes of about --resolution^2
+    pixels by the pictures, or name them as height,width;height,width. Every size is one more graph to compile."""
+    max_buckets: int = 5
+    """Most sizes of --aspect_ratio_buckets."""
+    center_crop: bool = False
+    """Crop the middle of each picture. Otherwise the crop is random: drawn once per picture with cached latents, anew
+    for every example with --no-cache_latents."""
+    cache_crops: int = 1
+    """Random crops of each picture to keep with cached latents; every draw takes one of them."""
+    random_flip: bool = False
+    """Mirror pictures left to right in half of the draws. Not for subjects with writing on them."""
+    repeats: int = 1
+    """How often each picture of the subject counts in one epoch."""
+    mask_dir: str | None = None
+    """Folder with masks that have the names of their pictures: white is the subject, black the rest. name.mask.png next
+    to a picture is its mask without this flag."""
+    alpha_mask: bool = False
+    """Take the alpha channel as the mask of pictures that have no other."""
+    unmasked_weight: float = 0.1
+    """Weight of the loss where a mask is black; where it is white the weight is 1. With 1 masks are not used."""
+    caption_dropout: float = 0.0
+    """Share of draws in which the subject's caption is replaced by the empty prompt."""
+    alpha_background: str = "white"
+    """Colour behind the transparent parts of pictures: a name such as grey, or #rrggbb (in quotes in YAML)."""
+    max_sequence_length: int = 512
+    """Tokens of a prompt that the T5 encoder sees, at most 512. Fewer save memory and time."""
+    cache_latents: bool = True
+    """Encode each picture once and train on the stored result; with --no-cache_latents the VAE stays in memory and
+    encodes at every step."""
+    encode_cache_dir: str | None = None
+    """Folder for encoded prompts and pictures, which later runs use again. Without it: cache in --output_dir."""
+    dataloader_num_workers: int = 1
+    """Threads that prepare batches ahead of training; 0 prepares each batch when it is needed."""
+
+
+# What diffusers' script trains by default: attention and feed-forward of both streams.
+DEFAULT_LAYERS = (
+    "attn.to_k",
+    "attn.to_q",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_k_proj",
+    "attn.add_q_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The LoRA to train"""
+
+    rank: int = field(default=16, metadata={"aliases": ("lora_rank",)})
+    """Inner width of the LoRA matrices: more learns more detail and makes a larger file."""
+    lora_alpha: float | None = None
+    """The LoRA is applied with strength alpha / rank. Without it alpha equals the rank."""
+    lora_dropout: float = 0.0
+    """Share of the LoRA's inputs set to zero at random during training."""
+    lora_compute: Literal["base", "fp32"] = "base"
+    """Precision of the LoRA's products: that of the frozen model, or float32. Its weights, gradients and optimizer are
+    in float32 with both."""
+    lora_layers: str | None = None
+    """Names of the transformer modules that get a LoRA, with commas between, such as attn.to_q,attn.to_k. Without it:
+    the attention and feed-forward layers of both streams."""
+
+    @property
+    def alpha(self) -> float:
+        """lora_alpha, or the rank where it is not given."""
+        return float(self.rank) if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names in --lora_layers, or the default ones."""
+        if self.lora_layers is None:
+            return DEFAULT_LAYERS
+        return tuple(name.strip() for name in self.lora_layers.split(",") if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Loss and timesteps"""
+
+    guidance_scale: float = 1.0
+    """Guidance value given to a guidance-distilled model such as FLUX.1-dev while training."""
+    weighting_scheme: Literal["none", "sigma_sqrt", "logit_normal", "mode", "cosmap"] = "none"
+    """How timesteps are drawn (logit_normal, mode; the others uniformly) and the loss is weighted (sigma_sqrt, cosmap;
+    the others evenly)."""
+    logit_mean: float = 0.0
+    """Mean of the logit_normal scheme."""
+    logit_std: float = 1.0
+    """Standard deviation of the logit_normal scheme."""
+    mode_scale: float = 1.29
+    """Scale of the mode scheme: above 0 prefers the middle timesteps, below 0 the ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Length of training, optimizer and learning rate"""
+
+    train_batch_size: int = 1
+    """Pictures of the subject in a batch, on each device."""
+    gradient_accumulation_steps: int = 1
+    """Batches whose gradients are averaged into one optimizer step."""
+    num_train_epochs: int = 1
+    """Passes over the pictures. --max_train_steps overrides it."""
+    max_train_steps: int | None = None
+    """Optimizer steps to train, instead of counting epochs."""
+    optimizer: Literal["adamw", "prodigy"] = "adamw"
+    """adamw, or prodigy, which finds its own step size."""
+    learning_rate: float = 1e-4
+    """Learning rate after warm-up. Prodigy takes it as a factor on its own step size, by default 1."""
+    scale_lr: bool = False
+    """Multiply the learning rate by batch size, accumulation steps and number of devices."""
+    lr_scheduler: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
+    ] = "constant"
+    """Course of the learning rate over the run."""
+    lr_warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises from 0. Not with --lr_scheduler constant."""
+    lr_num_cycles: int = 1
+    """Cycles of cosine_with_restarts."""
+    lr_power: float = 1.0
+    """Exponent of polynomial."""
+    adam_beta1: float = 0.9
+    """Decay of the running mean of gradients, for both optimizers."""
+    adam_beta2: float = 0.999
+    """Decay of the running mean of squared gradients, for both optimizers."""
+    adam_weight_decay: float = 1e-4
+    """Decoupled weight decay on the LoRA weights, for both optimizers."""
+    adam_epsilon: float = 1e-8
+    """Added to the denominator of the update, for both optimizers."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger norm are scaled down to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """Sample pictures and validation loss while training"""
+
+    validation_prompt: tuple[str, ...] = ()
+    """Prompt to draw sample pictures from. Repeat the flag for several; without a prompt there are no samples."""
+    validation_prompts_file: str | None = None
+    """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out."""
+    num_validation_images: int = 4
+    """Pictures per prompt, each with its own fixed noise."""
+    validation_epochs: int = 50
+    """Validate every so many epochs. --validation_steps overrides it."""
+    validation_steps: int | None = None
+    """Validate every so many optimizer steps instead of by epochs."""
+    validation_size: str | None = None
+    """Height and width of the samples in pixels, such as 768x512. Without it: --resolution."""
+    validation_inference_steps: int = 28
+    """Denoising steps per sample."""
+    validation_guidance: float = 3.5
+    """Guidance value while drawing samples."""
+    validation_seed: int = 42
+    """Start of the noise of samples and of the validation loss. It is not --seed, so that runs with different seeds can
+    be compared."""
+    validation_data_dir: str | None = None
+    """Folder with pictures of the subject that are not trained on; their loss is measured at every validation."""
+    validation_share: float = 0.0
+    """Instead of --validation_data_dir: hold out about this share of the pictures of the subject. A picture's content
+    decides, so that a new picture moves no other."""
+    keep_best: bool = False
+    """Keep the LoRA with the lowest validation loss as best_lora.safetensors beside the last one."""
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether a validation loss is asked for."""
+        return self.validation_data_dir is not None or self.validation_share > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig:
+    """Files written, checkpoints and resuming"""
+
+    output_dir: str = "flux-dreambooth-lora"
+    """Folder for everything the run writes."""
+    dry_run: bool = False
+    """Only check settings and pictures and print what the run would do, as python -m flux_db check does; then end."""
+    seed: int = 42
+    """Start of every random draw: the same seed and settings give the same LoRA file."""
+    checkpointing_steps: int = 500
+    """Save a checkpoint every so many optimizer steps."""
+    checkpoints_total_limit: int | None = None
+    """Keep this many checkpoints; the oldest goes once a new one is safe on disk. Without it all are kept."""
+    resume_from_checkpoint: str | None = None
+    """Path of a checkpoint folder to go on from, or latest for the newest sound one in --output_dir."""
+    allow_changed: tuple[str, ...] = ()
+    """Settings that may differ from the checkpoint's on resume although they change the result. Repeat the flag, or put
+    commas between names."""
+    max_skipped_steps: int = 20
+    """Stop after so many optimizer steps in a row were skipped for gradients that are not finite."""
+    upcast_before_saving: bool = False
+    """Write the final LoRA file in float32 instead of the training precision. Checkpoints are always float32."""
+    report_to: tuple[str, ...] = ("tensorboard",)
+    """Where curves and samples are shown besides metrics.jsonl and report.html, which are always written: tensorboard,
+    wandb, swanlab or none. Repeat the flag for several, or put commas between names."""
+    logging_dir: str = "logs"
+    """Folder for TensorBoard's files, inside --output_dir."""
+
+    @property
+    def changes_allowed(self) -> frozenset[str]:
+        """Names in --allow_changed, whether repeated or with commas."""
+        return frozenset(name.strip() for item in self.allow_changed for name in item.split(",") if name.strip())
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names in --report_to, whether repeated or with commas; none is no name."""
+        names = dict.fromkeys(name.strip() for item in self.report_to for name in item.split(",") if name.strip())
+        return tuple(name for name in names if name != "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    """Upload to the Hugging Face hub"""
+
+    push_to_hub: bool = False
+    """Upload the LoRA, its model card and the last samples after training. Needs a token: log in with hf auth login or
+    set HF_TOKEN; --hub_token works too, but its value stays in the shell's history."""
+    hub_model_id: str | None = None
+    """Where to upload to: owner/name, or a name under the token's owner. Without it: the name of --output_dir."""
+    hub_private: bool = True
+    """Only you can see the uploaded model; --no-hub_private makes it public."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Device, precision and speed"""
+
+    device: Literal["auto", "Ascend", "CPU"] = "auto"
+    """auto takes Ascend where there is one, otherwise the CPU, and prints why."""
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    """Precision of the frozen model and of all products; the LoRA's own weights are always float32. bf16 is recommended
+    on Ascend and refused on the CPU, whose backend has no bf16 kernels."""
+    gradient_checkpointing: str = field(default="none", metadata={"alone": "blocks"})
+    """What the backward pass computes again instead of keeping it: less memory on Ascend, slower steps. blocks, which
+    the flag alone means: everything but the inputs of the transformer's blocks. attention: the attention layers only.
+    A number: that many blocks, the first ones. none: nothing."""
+    jit_level: Literal["O0", "O1", "O2"] = "O1"
+    """MindSpore's compilation level on Ascend; O2 cannot accumulate gradients. The CPU always compiles at O0."""
+    deterministic: bool = True
+    """Ask Ascend for the same bits in every run, which exact resuming needs. Its price is slower gradients of the
+    attention and slower collectives; --no-deterministic saves that. The CPU computes the same bits in any case."""
+    compile_cache: Literal["auto", "on", "off"] = "auto"
+    """Store the compiled training step, so that a later run or a resume with the same settings, sizes and versions
+    does not compile it again. The result is the same. auto: on Ascend, where compiling takes minutes."""
+    compile_cache_dir: str | None = None
+    """Folder for compiled training steps. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
+    folder."""
+    distributed: bool = False
+    """Demand several devices: refused in a process that msrun did not start. Under msrun it need not be given."""
+    shard_base: bool = False
+    """Spread the frozen transformer over the devices, for devices with less memory; each weight is gathered when it is
+    used. The result is the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of one run."""
+
+    model: ModelConfig
+    data: DataConfig
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+
+# Where a run can be shown, and the package each needs.
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "swanlab": "swanlab"}
+
+SECTIONS: dict[str, type] = {section.name: section.type for section in dataclasses.fields(Config)}
+
+
+def to_flat_dict(config: Config) -> dict[str, Any]:
+    """Flag name -> plain JSON value, in the order of the sections."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for section in dataclasses.asdict(config).values()
+        for name, value in section.items()
+    }
+
+
+def from_flat_dict(values: Mapping[str, Any]) -> Config:
+    """The reverse of to_flat_dict. Settings not given are at their defaults."""
+    names = {section: [f.name for f in dataclasses.fields(cls)] for section, cls in SECTIONS.items()}
+    known = {name for section in names.values() for name in section}
+    problems = [f"{name}: no such setting{did_you_mean(name, known)}" for name in values if name not in known]
+    problems += [
+        f"{f.name}: the setting is missing"
+        for cls in SECTIONS.values()
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.name not in values
+    ]
+    if problems:
+        raise UserError(problems)
+    lists = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls) if get_origin(f.type) is tuple}
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    frozen |= {name: (frozen[name],) for name in lists if isinstance(frozen.get(name), str)}
+    if isinstance(frozen.get("gradient_checkpointing"), bool):  # as an older version recorded it
+        frozen["gradient_checkpointing"] = "blocks" if frozen["gradient_checkpointing"] else "none"
+    if frozen.get("optimizer") == "prodigy":
+        frozen.setdefault("learning_rate", PRODIGY_RATE)
+    return Config(
+        **{
+            section: cls(**{name: frozen[name] for name in names[section] if name in frozen})
+            for section, cls in SECTIONS.items()
+        }
+    )
+
+
+def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings recorded by an older version, with those that it did not know yet at their defaults."""
+    defaults = {
+        f.name: list(f.default) if isinstance(f.default, tuple) else f.default
+        for cls in SECTIONS.values()
+        for f in dataclasses.fields(cls)
+        if f.default is not dataclasses.MISSING
+    }
+    return defaults | dict(values)

@@ -1,0 +1,37 @@
+"""Height and width, in this order: in flags, in messages and in the code. Only PIL has it the other way round."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from PIL import Image
+
+
+class Size(NamedTuple):
+    """In pixels, or of a latent."""
+
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width}"
+
+    @classmethod
+    def of(cls, image: Image.Image) -> Size:
+        return cls(image.height, image.width)
+
+    @classmethod
+    def square(cls, side: int) -> Size:
+        return cls(side, side)
+
+    @property
+    def for_pil(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.width, self.height
+
+
+def parse_size(text: str) -> Size | None:
+    """The size of a text such as 768x512; None for any other."""
+    match = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", text)
+    return Size(int(match[1]), int(match[2])) if match else None

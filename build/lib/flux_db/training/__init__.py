@@ -1,0 +1,1 @@
+"""Prepare, build, train, on one device or several."""

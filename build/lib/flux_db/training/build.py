@@ -1,0 +1,188 @@
+"""From settings to the things that train: transformer with LoRA, optimizer, compiled step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, nn
+from mindspore.amp import DynamicLossScaler
+
+from flux_db.console import say, stage
+from flux_db.data.dataset import Dataset, total_steps
+from flux_db.data.timesteps import loss_weights
+from flux_db.model import adapter, loading, model_folder, optim, sharding
+from flux_db.model.optim import FlatOptimizer
+from flux_db.model.runtime import Runtime
+from flux_db.settings.derived import Recomputed, recomputed
+from flux_db.settings.schema import Config
+from flux_db.stream import BatchLayout
+from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
+from flux_db.weight_file import WHOLE
+
+# As torch's GradScaler: double after 2000 good steps, halve after an overflow.
+FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW = 2.0**16, 2, 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """What is compiled, and the state that it changes. Depends on the settings, but not on the length of the run."""
+
+    transformer: nn.Cell
+    optimizer: FlatOptimizer
+    step: TrainStepForFluxDevDB
+    scaler: DynamicLossScaler | None
+    """With fp16 only."""
+    dropout_key: Parameter | None
+    num_timesteps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Everything that one run of the loop works with."""
+
+    transformer: nn.Cell
+    optimizer: FlatOptimizer
+    step: TrainStepForFluxDevDB
+    scaler: DynamicLossScaler | None
+    """With fp16 only."""
+    layout: BatchLayout
+    total_steps: int
+    learning_rates: np.ndarray
+    """[total_steps]"""
+    num_timesteps: int
+    latent_shape: tuple[int, int, int]
+
+
+def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Training:
+    graph = build_graph(config, runtime, model, prior=bool(dataset.class_examples))
+    return plan_run(config, runtime, model, dataset, graph)
+
+
+def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> Graph:
+    """`prior`: every batch has class examples too."""
+    with stage("Loading the transformer"):
+        share = sharding.share_of(runtime) if config.runtime.shard_base else WHOLE
+        transformer = loading.load_transformer(model, runtime.dtype, config.model.variant, share)
+    rows = config.optim.train_batch_size * (2 if prior else 1)
+    lora_dtype = ms.float32 if config.lora.lora_compute == "fp32" else runtime.dtype
+    dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows, lora_dtype)
+    if config.runtime.shard_base:
+        _shard(transformer, runtime)
+    if choice := recomputed(config):
+        recompute(transformer, choice)
+    weights = adapter.parameters(transformer)
+    values = adapter.start_values(transformer, config.lora, config.output.seed)
+    optimizer = optim.build_optimizer(list(weights.values()), config.optim, values)
+    scaler = None
+    if config.runtime.mixed_precision == "fp16":
+        scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
+    settings = step_settings(config, runtime, model, prior=prior)
+    vae = None
+    if not config.data.cache_latents:
+        with stage("Loading the VAE"):
+            vae = loading.load_vae(model, loading.VAE_DTYPE, config.model.variant)
+    step = TrainStepForFluxDevDB(
+        transformer, optimizer, settings, vae=vae, loss_scaler=scaler, dropout_key=dropout_key
+    ).set_train(True)
+    if vae is not None:
+        vae.set_train(False)
+    return Graph(
+        transformer=transformer,
+        optimizer=optimizer,
+        step=step,
+        scaler=scaler,
+        dropout_key=dropout_key,
+        num_timesteps=len(settings.sigmas),
+    )
+
+
+def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, graph: Graph) -> Training:
+    """A run of the graph over the dataset: its layout, its length and its learning rates."""
+    layout = BatchLayout(
+        batch=config.optim.train_batch_size,
+        accumulation=config.optim.gradient_accumulation_steps,
+        world_size=runtime.world_size,
+        rank=runtime.rank,
+    )
+    total = total_steps(config, dataset, layout.global_batch)
+    scale = layout.global_batch if config.optim.scale_lr else 1
+    if runtime.is_main:
+        count = sum(graph.optimizer.sizes)
+        layers = len(adapter.parameters(graph.transformer)) // 2
+        say(
+            f"LoRA of rank {config.lora.rank} in {layers} layers, {count / 1e6:.2f} M parameters; "
+            f"{len(dataset.examples)} pictures, {total} steps of {layout.global_batch}"
+        )
+        _report_data(config, dataset, layout)
+    return Training(
+        transformer=graph.transformer,
+        optimizer=graph.optimizer,
+        step=graph.step,
+        scaler=graph.scaler,
+        layout=layout,
+        total_steps=total,
+        learning_rates=np.array([optim.learning_rate(config.optim, n, total, scale) for n in range(total)], np.float32),
+        num_timesteps=graph.num_timesteps,
+        latent_shape=latent_shape(config, model),
+    )
+
+
+def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
+    whole, kept = sharding.shard_base(transformer, runtime)
+    if runtime.world_size == 1:
+        say("warning: --shard_base does nothing on one device")
+    elif runtime.is_main:
+        say(f"Each device keeps {kept / 1e6:.2f} M of the transformer's {whole / 1e6:.2f} M weights")
+
+
+def _report_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
+    counts = Counter(example.size for example in dataset.examples)
+    if len(counts) > 1:
+        shown = ", ".join(f"{size}: {counts[size]}" for size in dataset.sizes)
+        say(f"Pictures in each bucket, which is a graph of its own: {shown}")
+        small = [str(size) for size in dataset.sizes if counts[size] < layout.global_batch]
+        if small:
+            say(
+                f"warning: fewer pictures than the {layout.global_batch} of a step in {', '.join(small)}: "
+                "its steps repeat them, and not every epoch has such a step"
+            )
+    if dataset.masked:
+        masked = sum(example.mask is not None for example in dataset.examples)
+        weight = config.data.unmasked_weight
+        say(f"Masks for {masked} of {len(dataset.examples)} pictures; outside of them the loss counts {weight:g}")
+
+
+def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool) -> StepSettings:
+    sigmas, timesteps = loading.training_table(model)
+    vae = model_folder.read_config(model, "vae")
+    has_guidance = model_folder.read_config(model, "transformer").get("guidance_embeds", False)
+    return StepSettings(
+        sigmas=sigmas,
+        timesteps=timesteps,
+        weights=loss_weights(config.loss.weighting_scheme, sigmas),
+        vae_shift=vae.get("shift_factor") or 0.0,
+        vae_scale=vae["scaling_factor"],
+        guidance_scale=config.loss.guidance_scale if has_guidance else None,
+        prior_loss_weight=config.data.prior_loss_weight if prior else None,
+        accumulation=config.optim.gradient_accumulation_steps,
+        max_grad_norm=config.optim.max_grad_norm,
+        world_size=runtime.world_size,
+        dtype=runtime.dtype,
+    )
+
+
+def latent_shape(config: Config, model: Path) -> tuple[int, int, int]:
+    vae = model_folder.read_config(model, "vae")
+    side = config.data.resolution // 2 ** (len(vae["block_out_channels"]) - 1)
+    return vae["latent_channels"], side, side
+
+
+def recompute(transformer: nn.Cell, choice: Recomputed) -> None:
+    """Gradient checkpointing; mindone's own switch fails for FLUX."""
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    for block in [] if choice.cells == "none" else blocks[: choice.count]:
+        (block.attn if choice.cells == "attention" else block).recompute()

@@ -1,0 +1,161 @@
+"""A run from its checkpoint to the published LoRA, put together from its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from flux_db.console import say
+from flux_db.data.batches import BatchSource
+from flux_db.data.dataset import Dataset
+from flux_db.data.encode_cache import Cache
+from flux_db.interrupt import StopRequest
+from flux_db.lora.trained_file import Facts
+from flux_db.model.runtime import Runtime
+from flux_db.model.sampler import Sampler
+from flux_db.output_folder import BEST_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
+from flux_db.report import hub, model_card
+from flux_db.report.thumbnails import store_training_pictures
+from flux_db.run.metrics_log import MetricsLog
+from flux_db.run.saved_state import Progress
+from flux_db.settings.derived import validation_prompts
+from flux_db.settings.schema import Config
+from flux_db.training import sample_rounds, snapshot
+from flux_db.training.build import Training, step_settings
+from flux_db.training.checkpoints import Checkpoints
+from flux_db.training.compiling import StepCompiler
+from flux_db.training.failure import TrainingFailed
+from flux_db.training.loop import Loop
+from flux_db.training.prepare import Prepared
+from flux_db.training.resume import Ground, take_over
+from flux_db.training.sample_rounds import Validator
+from flux_db.training.validation import Validation
+from flux_db.training.validation_loss import HeldOut
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    exit_code: int
+    facts: Facts
+
+
+def train(
+    config: Config, runtime: Runtime, prepared: Prepared, training: Training, ground: Ground, stop: StopRequest
+) -> Outcome:
+    """Train to the end."""
+    start, cache, dataset = prepared.start, prepared.cache, prepared.dataset
+    progress = start.progress
+    metrics_log = MetricsLog(config, training.total_steps, progress.step, enabled=runtime.is_main)
+    checkpoints = Checkpoints(
+        config,
+        runtime,
+        training,
+        progress,
+        metrics_log,
+        fingerprints=start.fingerprints,
+        pictures=len({example.picture.digest for example in dataset.examples}),
+        last=ground.checkpoint,
+    )
+    try:
+        validator, held_out = _validators(config, runtime, prepared, training, metrics_log)
+        validation = Validation(
+            config,
+            runtime,
+            metrics_log,
+            validator,
+            held_out,
+            checkpoints.write_lora,
+            every=sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch),
+            total_steps=training.total_steps,
+        )
+        source = batch_source(config, training, cache, dataset, progress)
+        compiler = StepCompiler(config, runtime, prepared.model, training.step, source)
+        loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop, compiler)
+        return Outcome(loop.run(start, ground), checkpoints.facts)
+    except TrainingFailed as problem:
+        if runtime.is_main or not problem.everywhere:
+            say(f"error: {problem}")
+        if problem.everywhere:
+            runtime.barrier()  # the launcher ends all processes as soon as one has ended
+        return Outcome(1, checkpoints.facts)
+    finally:
+        metrics_log.close()
+
+
+def _validators(
+    config: Config, runtime: Runtime, prepared: Prepared, training: Training, metrics_log: MetricsLog
+) -> tuple[Validator | None, HeldOut | None]:
+    """What draws the samples and what measures the loss of held-out pictures, as far as they are asked for."""
+    validator = held_out = None
+    if validation_prompts(config):
+        sampler = Sampler(prepared.model, training.transformer, runtime.dtype, config.model.variant)
+        validator = Validator(config, runtime, prepared.cache, sampler, metrics_log)
+    if prepared.dataset.held_out:
+        settings = step_settings(config, runtime, prepared.model, prior=False)
+        held_out = HeldOut(config, runtime, prepared.cache, prepared.dataset, training.transformer, settings)
+    return validator, held_out
+
+
+def restore(config: Config, runtime: Runtime, prepared: Prepared, training: Training) -> Ground:
+    """Put the state of the checkpoint in place, and make the output folder this run's own."""
+    start, dataset = prepared.start, prepared.dataset
+    if start.saved:
+        snapshot.restore(start.saved, training, config)
+    runtime.barrier()  # all ranks have read the folder before the first one changes it
+    if not runtime.is_main:
+        return Ground(start.saved.folder if start.saved else None)
+    every = sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch)
+    due = sample_rounds.is_due(start.progress.step, every, training.total_steps)
+    ground = take_over(config, start, round_due=due)
+    store_training_pictures(config, dataset)
+    return ground
+
+
+def publish(config: Config, runtime: Runtime, outcome: Outcome, stop: StopRequest) -> int:
+    """Write the model card, print where everything is, and upload it if asked for; returns the exit code."""
+    if outcome.exit_code or not runtime.is_main:
+        return outcome.exit_code
+    model_card.write_card(config, outcome.facts)
+    _print_results(config)
+    return _push(config, stop) if config.hub.push_to_hub else 0
+
+
+def batch_source(config: Config, training: Training, cache: Cache, dataset: Dataset, progress: Progress) -> BatchSource:
+    return BatchSource(
+        config=config,
+        dataset=dataset,
+        cache=cache,
+        layout=training.layout,
+        latent_shape=training.latent_shape,
+        learning_rates=training.learning_rates,
+        num_timesteps=training.num_timesteps,
+        start=progress.step * training.layout.accumulation,
+    )
+
+
+def _push(config: Config, stop: StopRequest) -> int:
+    """Upload the run, unless a signal asked to stop; returns the exit code."""
+    if stop.signal:
+        hub.print_retry(config, f"stopped by {stop.signal.name}")
+        return stop.exit_code
+    with stop.before_leaving(lambda: hub.print_retry(config, "stopped")):
+        return hub.push_run(config)
+
+
+def _print_results(config: Config) -> None:
+    output = Path(config.output.output_dir)
+    places = {
+        "LoRA": output / LORA_FILE,
+        "samples": output / SAMPLES / GRID,
+        "best": output / BEST_LORA,
+        "model card": output / MODEL_CARD,
+        "metrics": output / METRICS,
+        "report": output / REPORT,
+    }
+    say("Done.")
+    if config.validation.keep_best and not places["best"].is_file():
+        say("warning: no validation loss was finite, so there is no best LoRA")
+    for name, path in places.items():
+        if path.is_file():
+            print(f"{name + ':':11} {path}")

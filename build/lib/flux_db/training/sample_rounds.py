@@ -1,0 +1,122 @@
+"""Sample pictures while training: when they are due, who draws which, and where they go."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from flux_db.atomic import write_png
+from flux_db.console import say, stage
+from flux_db.data.encode_cache import Cache
+from flux_db.model.runtime import Runtime
+from flux_db.model.sampler import Request, Sampler, SampleSettings, grid, to_picture
+from flux_db.output_folder import GRID, SAMPLES
+from flux_db.report.sample_sheet import sample_sheet
+from flux_db.run import sample_files
+from flux_db.run.metrics_file import ROUND_FAILED
+from flux_db.run.metrics_log import MetricsLog
+from flux_db.settings.derived import validation_prompts, validation_size
+from flux_db.settings.schema import Config
+
+
+def steps_between(config: Config, pictures: int, global_batch: int) -> int | None:
+    """Optimizer steps from one validation to the next; None if there is nothing to validate."""
+    validation = config.validation
+    if not validation_prompts(config) and not validation.has_held_out:
+        return None
+    if validation.validation_steps is not None:
+        return validation.validation_steps
+    return max(1, math.ceil(validation.validation_epochs * pictures / global_batch))
+
+
+def is_due(step: int, every: int | None, total_steps: int) -> bool:
+    """Whether there is a validation round at a step: at the first, at the last, and between them."""
+    return every is not None and (step in (0, total_steps) or step % every == 0)
+
+
+class Validator:
+    """Draws the same pictures (prompt and starting noise) at different steps, so that they can be compared.
+
+    Every rank draws its share of them into files; the first rank then puts all into one sheet.
+    """
+
+    def __init__(
+        self, config: Config, runtime: Runtime, cache: Cache, sampler: Sampler, metrics_log: MetricsLog
+    ) -> None:
+        self.output = Path(config.output.output_dir)
+        self.runtime = runtime
+        # a transformer spread over the ranks needs all of them for every forward
+        self.even = config.runtime.shard_base
+        self.sampler = sampler
+        self.metrics_log = metrics_log
+        validation = config.validation
+        pairs = [(p, n) for p in validation_prompts(config) for n in range(validation.num_validation_images)]
+        self.prompts = [prompt for prompt, _ in pairs]
+        self.requests = [
+            Request(**cache.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
+            for prompt, number in pairs
+        ]
+        self.settings = SampleSettings(
+            size=validation_size(config),
+            steps=validation.validation_inference_steps,
+            guidance=validation.validation_guidance,
+        )
+
+    def run(self, step: int) -> None:
+        """Draw and store a round, on all ranks at once. A failure is reported and does not end the training."""
+        text = f"Drawing {len(self.requests)} samples at step {step}"
+        with stage(text) if self.runtime.is_main else nullcontext():
+            problem = self._draw(self.runtime.share(len(self.requests), even=self.even), step)
+            # no rank goes on, or reads the files, before all have done their share
+            failures = int(self.runtime.sum(np.array([problem is not None], np.float32))[0])
+        if failures:
+            self._warn(step, problem or f"drawing failed on {failures} of {self.runtime.world_size} ranks")
+        if self.runtime.is_main:
+            try:
+                self._show(step)
+            except Exception as error:
+                self._warn(step, _describe(error))
+
+    def _draw(self, numbers: list[int], step: int) -> str | None:
+        """Draw some of the requests into files; returns what went wrong, if anything did."""
+        try:
+            folder = sample_files.round_folder(self.output, step)
+            folder.mkdir(parents=True, exist_ok=True)
+            requests = [self.requests[number] for number in numbers]
+            # all before the first is looked at: if one of them is bad, the other ranks still find this one drawing
+            drawn = list(self.sampler.draw_pixels(requests, self.settings))
+            for number, request, pixels in zip(numbers, requests, drawn, strict=True):
+                if not self.runtime.has_turn(number):
+                    continue
+                sample_files.write(
+                    folder / f"{number:02d}.png",
+                    to_picture(pixels),
+                    prompt=self.prompts[number],
+                    number=request.number,
+                    seed=request.seed,
+                )
+        except Exception as error:
+            return _describe(error)
+        return None
+
+    def _show(self, step: int) -> None:
+        rounds = sample_files.read_rounds(self.output)
+        if not rounds:
+            return
+        write_png(self.output / SAMPLES / GRID, sample_sheet(rounds))
+        latest = [round_ for round_ in rounds if round_.step == step]
+        if latest:
+            pictures = [Image.open(picture.path).convert("RGB") for picture in latest[0].pictures]
+            self.metrics_log.picture("samples", grid([pictures]), step)
+
+    def _warn(self, step: int, problem: str) -> None:
+        say(f"warning: not all samples at step {step}: {problem}; training goes on")
+        self.metrics_log.event({"step": step, "event": ROUND_FAILED, "message": problem})
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,50 @@
+#!/usr/bin/env python
+"""Train a FLUX.1 DreamBooth LoRA: from a few pictures of a subject to a LoRA file that draws it.
+
+Usage: python train_dreambooth_lora_flux.py --config configs/demo_cpu.yaml [--flag value ...]
+"""
+
+import sys
+from contextlib import nullcontext
+
+import flux_db.early_interrupt  # noqa: F401  before the other imports
+from flux_db.child import end_with_parent
+from flux_db.errors import run_guarded
+from flux_db.interrupt import StopRequest
+from flux_db.settings.secrets import hide_token
+
+
+def main(argv: list[str]) -> int:
+    end_with_parent()
+    hide_token()
+    # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
+    stop = StopRequest().listen()
+    from flux_db.check import dry_run
+    from flux_db.check.everything import check_everything
+    from flux_db.report.hub import check_hub
+    from flux_db.run.lock import OutputLock, is_first_process
+    from flux_db.settings.command_line import read_config
+
+    given = read_config(argv)
+    if given.config.output.dry_run:
+        from flux_db.training.prepare import demand_resumable
+
+        return dry_run.run(given, demand_resumable)
+    config, seen = check_everything(given, check_hub)
+    with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
+        # Only now: a mistake in the settings is reported within a second, without MindSpore
+        from flux_db.model import runtime
+        from flux_db.training.build import build
+        from flux_db.training.prepare import prepare
+        from flux_db.training.run import publish, restore, train
+
+        device = runtime.start(config.runtime)
+        prepared = prepare(config, device, seen)
+        training = build(config, device, prepared.model, prepared.dataset)
+        ground = restore(config, device, prepared, training)
+        outcome = train(config, device, prepared, training, ground, stop)
+        return publish(config, device, outcome, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: main(sys.argv[1:]), prints_results=False))
