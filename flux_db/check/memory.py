@@ -14,6 +14,7 @@ from flux_db.data.encode_cache import text_precision
 from flux_db.errors import UserError
 from flux_db.model.expected_weights import Shapes, expected_weights
 from flux_db.model.model_folder import read_config
+from flux_db.problem import Problem
 from flux_db.settings.schema import Config
 from flux_db.weight_file import Share
 
@@ -55,7 +56,7 @@ class Need:
         return f"{self.processes} processes x {_gigabytes(self.each)} = {_gigabytes(self.total)} for {self.network}"
 
 
-def memory_problems(config: Config, folder: Path | None = None) -> list[str]:
+def memory_problems(config: Config, folder: Path | None = None) -> list[Problem]:
     """A transformer that this machine can never load for its devices.
 
     `folder`: of the model, where it is not the one in the settings because it comes from the hub.
@@ -63,7 +64,8 @@ def memory_problems(config: Config, folder: Path | None = None) -> list[str]:
     machine, need = _machine(), _transformer(config, folder)
     if machine is None or need is None or need.total <= machine.total:
         return []
-    return [f"host memory: loading takes {need}, and this machine has {_gigabytes(machine.total)}; {_remedy(config)}"]
+    text = f"host memory: loading takes {need}, and this machine has {_gigabytes(machine.total)}; {_remedy(config)}"
+    return [Problem(text, also=("shard_base", "mixed_precision"))]
 
 
 def memory_warnings(config: Config, folder: Path | None = None) -> list[str]:

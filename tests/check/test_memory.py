@@ -8,6 +8,7 @@ from program import command, flags, run
 from flux_db.check import memory
 from flux_db.check.memory import LOCAL_DEVICES, PROGRAM_BYTES, memory_lines, memory_problems, memory_warnings
 from flux_db.data.dataset import number_of_devices
+from flux_db.settings.command_line import Given
 
 # The transformer and the T5 of FLUX.1-dev
 TRANSFORMER = {"num_layers": 19, "num_single_layers": 38, "num_attention_heads": 24, "attention_head_dim": 128}
@@ -109,3 +110,11 @@ def test_check_prints_it(world, tmp_path):
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("  host memory        "))
     assert line.endswith("GB in one process for the transformer")
+
+
+def test_a_model_too_large_for_the_machine_is_a_problem_among_all_others(config, machine):
+    """As the trainer and `check` ask: together with the checks of the settings."""
+    machine(24, 20)
+    (problem,) = Given(config(), (), frozenset()).problems_by(memory_problems)
+    assert problem.startswith("host memory: loading takes 24.5 GB")
+    assert problem.flags == {"shard_base", "mixed_precision"}
