@@ -1,1 +1,0 @@
-"""Every problem, found before a model is loaded."""

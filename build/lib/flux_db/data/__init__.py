@@ -1,1 +1,0 @@
-"""From pictures to micro-batch i."""

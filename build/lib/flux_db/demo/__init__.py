@@ -1,1 +1,0 @@
-"""Small models and pictures for a first run."""

@@ -1,1 +1,0 @@
-"""Whether this machine can train: small checks, before any model is loaded."""

@@ -1,1 +1,0 @@
-"""LoRA files: read, write, convert, merge, draw."""

@@ -1,1 +1,0 @@
-"""FLUX.1 on a device."""

@@ -1,1 +1,0 @@
-"""Views of a run: pages, sheets, model card, hub."""

@@ -1,1 +1,0 @@
-"""How good the samples of a run are, as numbers."""

@@ -1,1 +1,0 @@
-"""Every setting: declared, read, resolved."""

@@ -1,1 +1,0 @@
-"""Prepare, build, train, on one device or several."""
