@@ -185,7 +185,8 @@ def _manifest_problem(data: bytes, step_in_name: int | None) -> str | None:
             f"is of schema {schema}, while {TOOL} knows schemas up to {SCHEMA}; resume with the version that wrote it"
             f" ({str(manifest.get('tool'))[:80]})"
         )
-    if schema != SCHEMA or not _is_well_formed(manifest) or data != _seal(manifest):
+    # True equals 1
+    if isinstance(schema, bool) or schema != SCHEMA or not _is_well_formed(manifest) or data != _seal(manifest):
         return "its content is not what was written"
     # A folder that was copied to another name of the user's choice is fine; a wrong number is not.
     if step_in_name not in (None, manifest["step"]):
