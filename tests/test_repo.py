@@ -26,8 +26,8 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml png_text stream"
-    " streams errors atomic file_memo interrupt line_file child weight_file",
+    "": "early_interrupt size step_inputs problem console progress files output_folder plain_json plain_yaml png_text"
+    " stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema derived command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
     " formulations device_kernels operators runtime empty_network gathered_linear sharding filling loading flow optim"

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from flux_db.console import say, stage
 from flux_db.data.dataset import Dataset, Example
 from flux_db.data.encode_cache import Arrays, Cache, text_precision
 from flux_db.data.masks import mask_at
 from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
+from flux_db.progress import progress_bar
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -115,7 +115,7 @@ def encode_prompts(config: Config, model: Path, cache: Cache, prompts: Sequence[
     del clip
     with stage("Loading T5"):
         t5 = loading.load_t5(model, dtype, config.model.variant)
-    with tqdm(total=len(prompts), desc="T5", unit="prompt") as bar, Writer(cache) as writer:
+    with progress_bar(total=len(prompts), desc="T5", unit="prompt") as bar, Writer(cache) as writer:
         for group in _groups(prompts, PROMPTS_AT_ONCE):
             ids = token_ids(t5_tokenizer, group, length, "T5")
             rows = t5(Tensor(_filled(ids, PROMPTS_AT_ONCE)), return_dict=False)[0].float().asnumpy()
@@ -164,7 +164,7 @@ def _encode_pictures(config: Config, model: Path, cache: Cache, pictures: Sequen
         for group in _groups(list(same), pictures_at_once(size))
     ]
     with (
-        tqdm(total=len(pictures), desc="VAE", unit="picture") as bar,
+        progress_bar(total=len(pictures), desc="VAE", unit="picture") as bar,
         Writer(cache) as writer,
         ThreadPoolExecutor(READERS) as pool,
     ):

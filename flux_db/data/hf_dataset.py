@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from tqdm import tqdm
 
 from flux_db.atomic import write_folder
 from flux_db.console import say
 from flux_db.errors import UserError, did_you_mean, unwritable
 from flux_db.files import PICTURE_LIMIT, read_bytes
+from flux_db.progress import progress_bar
 from flux_db.settings.derived import cache_path
 from flux_db.settings.schema import Config
 
@@ -139,7 +139,7 @@ def _files(rows: Any, config: Config) -> Iterator[tuple[str, bytes]]:
     if _is_image(rows.features[data.image_column]):
         rows = rows.cast_column(data.image_column, ImageFeature(decode=False))
     captions, problems = [], []
-    for number, row in enumerate(tqdm(rows, desc="pictures", unit="picture")):
+    for number, row in enumerate(progress_bar(rows, desc="pictures", unit="picture")):
         content = _content(row[data.image_column])
         if content is None:
             problems.append(f"--dataset_name {data.dataset_name}: row {number} has no picture")

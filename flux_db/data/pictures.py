@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from flux_db.data import near_duplicates
 from flux_db.data.captions import read_captions
 from flux_db.data.pixels import blame, decode, demand_picture
@@ -18,6 +16,7 @@ from flux_db.errors import UserError
 from flux_db.file_memo import FileMemo, identity_of
 from flux_db.files import PICTURE_LIMIT, read_bytes
 from flux_db.problem import Kind, Problem
+from flux_db.progress import progress_bar
 from flux_db.size import Size
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -146,8 +145,9 @@ def inspect_pictures(found: Found, resolution: int, memo: FileMemo | None = None
     memo = memo or FileMemo()
     with ThreadPoolExecutor(_DECODING_THREADS) as pool:
         results = pool.map(lambda source: _inspect(source, resolution, memo), found.sources)
-        few = len(found.sources) < PROGRESS_FROM
-        results = list(tqdm(results, "checking", len(found.sources), unit="picture", leave=False, disable=few))
+        if len(found.sources) >= PROGRESS_FROM:
+            results = progress_bar(results, desc="checking", total=len(found.sources), unit="picture", leave=False)
+        results = list(results)
     pictures = _mark_duplicates([result for result in results if isinstance(result, Picture)])
     problems = [problem for result in results if isinstance(result, UserError) for problem in result.problems]
     warnings = [

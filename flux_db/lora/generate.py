@@ -10,7 +10,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from PIL import Image
-from tqdm import tqdm
 
 from flux_db import child
 from flux_db.atomic import write_png
@@ -26,6 +25,7 @@ from flux_db.model import loading, runtime
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings, grid
 from flux_db.png_text import sample_text
+from flux_db.progress import progress_bar
 from flux_db.settings.schema import Config
 
 # The device's precision -> its name in weight files.
@@ -67,7 +67,7 @@ def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
         for number in range(request.num)
     ]
     drawn: list[Image.Image] = []
-    pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
+    pictures = progress_bar(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
     prompts = [prompt for prompt in request.prompts for _ in range(request.num)]
     for path, one, prompt, picture in zip(request.pictures(), requests, prompts, pictures, strict=True):
         write_png(path, picture, pnginfo=sample_text(prompt, one.number, one.seed))

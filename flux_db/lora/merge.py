@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from flux_db.atomic import sync_folder, temp_path
 from flux_db.console import stage
@@ -19,6 +18,7 @@ from flux_db.errors import UserError, unwritable
 from flux_db.lora import convert, lora_file
 from flux_db.lora.lora_file import Layer
 from flux_db.model import parts
+from flux_db.progress import progress_bar
 from flux_db.weight_file import DTYPES, FLOATS, WeightFile, open_weights
 
 TRANSFORMER = "transformer"
@@ -136,7 +136,7 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
 def _merge_files(files: Sequence[WeightFile], folder: Path, additions: Additions) -> None:
     """Change the copied files in place: headers and all other tensors keep their bytes."""
     count = sum(f"{name}.weight" in file.entries for file in files for name in additions)
-    with tqdm(total=count, desc="merging", unit="layer", dynamic_ncols=True) as bar:
+    with progress_bar(total=count, desc="merging", unit="layer") as bar:
         for file in files:
             with (folder / file.path.name).open("r+b") as target:
                 for name, layers in additions.items():

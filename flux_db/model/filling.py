@@ -8,12 +8,12 @@ from typing import NamedTuple
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
-from tqdm import tqdm
 
 from flux_db.model.empty_network import parameter_dtype
 from flux_db.model.expected_weights import own_name
 from flux_db.model.part_weights import Chosen, open_files
 from flux_db.model.sharding import divisible_parameters
+from flux_db.progress import progress_bar
 from flux_db.weight_file import DTYPES, WHOLE, Share, WeightFile
 
 # Threads that read and convert. What they have read ahead is part of the model: it costs no memory.
@@ -82,7 +82,7 @@ def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE)
     # each file from its beginning to its end
     assignments.sort(key=lambda one: (one.source.file.path, one.source.start))
     with (
-        tqdm(total=total, desc=part, unit="B", unit_scale=True, delay=BAR_AFTER_SECONDS, dynamic_ncols=True) as bar,
+        progress_bar(total=total, desc=part, unit="B", unit_scale=True, delay=BAR_AFTER_SECONDS) as bar,
         ThreadPoolExecutor(READERS) as pool,
     ):
         for one, values in zip(assignments, pool.map(_read, assignments), strict=True):

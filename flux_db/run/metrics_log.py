@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from flux_db.console import say
 from flux_db.line_file import LineFile
 from flux_db.output_folder import METRICS
+from flux_db.progress import progress_bar
 from flux_db.run.metrics_file import ROUND
 from flux_db.run.trackers import open_trackers
 from flux_db.settings.schema import Config
@@ -53,7 +53,7 @@ class MetricsLog:
         self._trackers = open_trackers(config)
         self.path = Path(config.output.output_dir, METRICS)
         self._file = LineFile(self.path)
-        self._bar = tqdm(total=total_steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
+        self._bar = progress_bar(total=total_steps, initial=first_step, desc="training", unit="step")
         self._validation_loss: float | None = None
         self._measured: dict[str, Any] = {}
 

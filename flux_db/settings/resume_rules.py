@@ -148,10 +148,12 @@ def _layout(settings: Mapping[str, Any], devices: int) -> tuple[int, int, int]:
     return batch, accumulation, devices
 
 
-def refuse_changes(changes: list[Change], allowed: frozenset[str], unfit: Mapping[str, str] | None = None) -> None:
+def refuse_changes(
+    changes: list[Change], allowed: frozenset[str], unfit: Mapping[str, str] | None = None, *, place: object
+) -> None:
     """Raise a UserError that lists every change not allowed and the flag that allows them all.
 
-    `unfit`: settings that cannot be allowed, and why.
+    `place` is the checkpoint's. `unfit`: settings that cannot be allowed, and why.
     """
     unfit = unfit or {}
     problems = [f"--{name}: {why}, which do not fit; set it back, or start a new run" for name, why in unfit.items()]
@@ -159,7 +161,7 @@ def refuse_changes(changes: list[Change], allowed: frozenset[str], unfit: Mappin
     details = []
     if refused:
         names = ",".join(sorted({*allowed, *(change.name for change in refused)} - unfit.keys()))
-        problems.append("the checkpoint was made with other settings, and these change the result:")
+        problems.append(f"{place}: the checkpoint was made with other settings, and these change the result:")
         details = [f"  {c.name}: {_shown(c.old)} in the checkpoint, {_shown(c.new)} now" for c in refused]
         details.append(f"set them back, or go on with the new ones by --allow_changed {names}")
     if problems:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from flux_db.atomic import write_png
 from flux_db.check.model import locate_checked
 from flux_db.console import printable, say, stage
@@ -16,6 +14,7 @@ from flux_db.data.selection import sound_class_pictures
 from flux_db.errors import UserError
 from flux_db.model import loading, runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings
+from flux_db.progress import progress_bar
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.stream import Purpose
@@ -60,7 +59,7 @@ def generate(config: Config) -> None:
         guidance=config.validation.validation_guidance,
         batch=min(config.data.sample_batch_size, len(requests)),
     )
-    pictures = tqdm(
+    pictures = progress_bar(
         sampler.draw(requests, settings),
         total=len(requests),
         desc="class pictures" if device.world_size == 1 else f"class pictures of rank {device.rank}",

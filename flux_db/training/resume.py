@@ -82,7 +82,7 @@ def find_start(config: Config, dataset: Dataset, fingerprints: dict[str, str], d
         world_size_old=saved.world_size,
         world_size_new=devices,
     )
-    resume_rules.refuse_changes(found, config.output.changes_allowed, _unfit(saved, config))
+    resume_rules.refuse_changes(found, config.output.changes_allowed, _unfit(saved, config), place=saved.folder)
     total = total_steps(config, dataset, global_batch(config, devices))
     if saved.progress.step > total:
         raise UserError(

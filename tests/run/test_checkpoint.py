@@ -624,11 +624,12 @@ def test_the_global_batch_may_be_dealt_in_any_way():
 
 def test_every_change_not_allowed_is_listed_with_the_flag_that_allows_all():
     found = changes(settings(), settings(rank=8, seed=7, resolution=256))
-    refuse_changes(found, frozenset({"rank", "seed", "resolution"}))
-    refuse_changes([], frozenset())
+    refuse_changes(found, frozenset({"rank", "seed", "resolution"}), place="out/checkpoint-5")
+    refuse_changes([], frozenset(), place="out/checkpoint-5")
     with pytest.raises(UserError) as caught:
-        refuse_changes(found, frozenset({"rank"}))
+        refuse_changes(found, frozenset({"rank"}), place="out/checkpoint-5")
     text = str(caught.value)
+    assert text.startswith("out/checkpoint-5: the checkpoint was made with other settings")
     assert "seed: 42 in the checkpoint, 7 now" in text and "resolution: 512 in the checkpoint, 256 now" in text
     assert "rank: 16" not in text
     assert text.endswith("--allow_changed rank,resolution,seed")
