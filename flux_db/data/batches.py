@@ -17,7 +17,7 @@ from flux_db.data.dataset import Dataset, Example
 from flux_db.data.draw_order import DrawOrder
 from flux_db.data.encode_cache import Cache
 from flux_db.data.masks import loss_weights, mask_at
-from flux_db.data.pixels import load_rgb, resize_and_crop
+from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
 from flux_db.data.timesteps import timestep_fraction, timestep_index
 from flux_db.errors import UserError
 from flux_db.settings.schema import Config
@@ -137,7 +137,7 @@ class BatchSource:
             arrays = self._cached(self.cache.picture_file(versions[number], flip), str(example.picture.path))
             return arrays["moments"], arrays.get("mask")
         u, v = (0.5, 0.5) if data.center_crop else self._rng(k, Purpose.CROP, stream_id).random(2)
-        image = load_rgb(example.picture.path, self.cache.background)
+        image = to_rgb(load_unchanged(example.picture.path, example.picture.digest), self.cache.background)
         pixels = resize_and_crop(image, example.size, (u, v), flip)
         if example.mask is None:
             return pixels, None

@@ -17,8 +17,8 @@ from flux_db.check.model import locate_checked
 from flux_db.console import say, stage
 from flux_db.data import encode, encode_cache
 from flux_db.data.encode_cache import Cache
-from flux_db.errors import unwritable
-from flux_db.lora import generate_flags, merge
+from flux_db.errors import UserError, unwritable
+from flux_db.lora import merge
 from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
 from flux_db.model import loading, runtime
@@ -34,12 +34,14 @@ FILE_TYPES = {ms.float32: "F32", ms.float16: "F16", ms.bfloat16: "BF16"}
 
 def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
     """Draw everything; returns the grid's path. `argv` are the flags that the request was read from."""
+    additions = merge.read_all(request.loras)  # refused before a model is fetched
+    config, model, cache = _open(request)
+    if problems := merge.misfits(model, additions):
+        raise UserError(problems)
     try:
         request.output.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise unwritable(f"-o {request.output}: cannot be made", problem) from problem
-    config, model, cache = _open(request)
-    additions = generate_flags.additions(request, model)
     if missing := _not_encoded(request, cache):
         say(f"Encoding {len(missing)} prompts in a process of its own; stored in {cache.folder}")
         child.run(child.command("encode-prompts", *argv), "encoding the prompts")

@@ -15,7 +15,7 @@ from flux_db.data.buckets import PIXELS_PER_TOKEN
 from flux_db.errors import UserError
 from flux_db.files import text_problem
 from flux_db.lora import merge
-from flux_db.lora.merge import Additions, Weighted
+from flux_db.lora.merge import Weighted
 from flux_db.output_folder import GRID
 from flux_db.settings.derived import read_prompts
 from flux_db.settings.schema import Config, from_flat_dict
@@ -100,14 +100,6 @@ def read(argv: Sequence[str]) -> GenerateRequest:
     if problems:
         raise UserError(problems)
     return request
-
-
-def additions(request: GenerateRequest, model: Path) -> Additions:
-    """What the LoRAs add to the model's layers; a UserError if they do not fit."""
-    found = merge.read_all(request.loras)
-    if problems := merge.misfits(model, found):
-        raise UserError(problems)
-    return found
 
 
 def _config(given: argparse.Namespace, prompts: Sequence[str]) -> Config:

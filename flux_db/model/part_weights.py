@@ -1,6 +1,7 @@
 """The weight files of one part of a model: which ones mindone loads, and whether they hold what config.json asks for.
 
-Only headers are read. Every problem is a sentence that names the part and the file.
+Only headers are read, and tensors that are there under two names. Every problem is a sentence that names the part and
+the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from flux_db.errors import UserError
 from flux_db.files import open_regular, read_text
@@ -82,7 +85,7 @@ def weight_problems(part: Path, variant: str | None, config: Mapping[str, Any] |
         expected = expected_weights(part.name, config)
     except ValueError as problem:
         return [*problems, f"{part.name}/config.json: {problem}; fetch it again"]
-    return problems or _differences(chosen.file, expected, held.entries)
+    return problems or _differences(chosen.file, expected, held.entries) or _unequal_twins(chosen, held.entries)
 
 
 def read_headers(chosen: Chosen) -> Held:
@@ -263,6 +266,21 @@ def _differences(file: Path, expected: Shapes, entries: Mapping[str, Entry]) -> 
             (f"holds tensors that are not {', '.join(FLOATING)}:", types, quantised),
         )
         if tensors
+    ]
+
+
+def _unequal_twins(chosen: Chosen, entries: Mapping[str, Entry]) -> list[str]:
+    """A tensor under both of its names must be one tensor: which of two would be loaded is nobody's choice."""
+    part = chosen.file.parent.name
+    twins = {tensor: own for tensor in entries if (own := own_name(part, tensor)) != tensor and own in entries}
+    if not twins:
+        return []
+    files = {tensor: file for file in open_files(chosen) for tensor in file.entries}
+    name = short_name(chosen.file)
+    return [
+        f"{name} holds {tensor} and {own}, which are one tensor, with different values; fetch it again"
+        for tensor, own in twins.items()
+        if not np.array_equal(files[tensor].read(tensor), files[own].read(own))
     ]
 
 

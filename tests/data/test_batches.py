@@ -16,6 +16,7 @@ from flux_db.data.batches import BatchSource, prefetch
 from flux_db.data.dataset import read_dataset
 from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_rgb, resize_and_crop
+from flux_db.errors import UserError
 from flux_db.model import model_folder
 from flux_db.settings.schema import from_flat_dict, to_flat_dict
 from flux_db.stream import BatchLayout
@@ -176,6 +177,18 @@ def test_masks_without_cached_latents(everything):
     for batch in batches:
         for ((sample, flip),), weights in zip(found(batch[0][:2], pixels), batch[9], strict=False):
             assert np.array_equal(weights, expected_weights(sample, (0.5, 0.5), flip))
+
+
+def test_a_picture_that_changes_during_training_ends_it(everything, tmp_path):
+    """With latents in the cache it is not opened again; without them it is, at every step."""
+    folder = shutil.copytree(everything.data.instance_data_dir, tmp_path / "pictures")
+    changes = {"cache_crops": 1, "cache_latents": False, "instance_data_dir": str(folder)}
+    batches = source(from_flat_dict(to_flat_dict(everything) | changes), steps=5, batch=2)
+    assert len(list(batches)) == 5
+    path = batches.dataset.examples[batches.draw_order.item(0)].picture.path
+    Image.open(path).point(lambda value: 255 - value).save(path)
+    with pytest.raises(UserError, match=f"{path}: has changed since the run looked at it; start again"):
+        batches[0]
 
 
 def test_captions_are_dropped_in_the_share_asked_for_and_never_the_class_prompt(cpu, everything):

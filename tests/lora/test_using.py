@@ -198,6 +198,9 @@ def test_a_lora_that_does_not_fit_is_told_and_nothing_is_left(world, tmp_path, c
     error = capfd.readouterr().err
     assert "to_q is (32, 32) in the model and (8, 8) in the LoRA" in error
     assert "the model has no layer transformer_blocks.9.ff.net.2" in error
+    words = ["--model", str(world.model), "--lora", str(path), "--prompt", "a", "-o", str(tmp_path / "drawn")]
+    assert main(["generate", *words, "--device", "CPU", "--encode_cache_dir", str(tmp_path / "cache")]) == 2
+    assert "the model has no layer transformer_blocks.9.ff.net.2" in capfd.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["lora"]
 
 

@@ -288,6 +288,17 @@ def test_known_extras_and_t5s_two_names_are_accepted_and_loaded(cpu, problems, m
     loading.load_clip(model, runtime.DTYPES["no"])
 
 
+@pytest.mark.parametrize("shards", [(), ("1.safetensors", "2.safetensors")], ids=["one file", "shards"])
+def test_t5s_two_names_must_hold_one_embedding(problems, model, shards):
+    file = weights(model, "text_encoder_2")
+    edit(file, lambda tensors: tensors.update({"encoder.embed_tokens.weight": 2 * tensors["shared.weight"]}))
+    if shards:
+        file = split_weights(file, *shards)
+    (problem,) = problems()
+    assert problem.startswith(f"text_encoder_2/{file.name} holds encoder.embed_tokens.weight and shared.weight, which")
+    assert problem.endswith("with different values; fetch it again")
+
+
 @pytest.mark.parametrize("part", NETWORKS)
 def test_check_refuses_a_model_with_a_weight_missing(world, model, tmp_path, part):
     edit(weights(model, part), remove(VICTIMS[part]))
