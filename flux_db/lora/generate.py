@@ -36,7 +36,7 @@ def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
     """Draw everything; returns the grid's path. `argv` are the flags that the request was read from."""
     additions = merge.read_all(request.loras)  # refused before a model is fetched
     config, model, cache = _open(request)
-    if problems := merge.misfits(model, additions):
+    if problems := merge.misfits(model, request.loras, additions):
         raise UserError(problems)
     try:
         request.output.mkdir(parents=True, exist_ok=True)

@@ -79,8 +79,8 @@ def finite_as(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
     return result
 
 
-def misfits(model: Path, additions: Additions) -> list[str]:
-    """Layers that the model does not have, or not in this shape."""
+def misfits(model: Path, loras: Sequence[Weighted], additions: Additions) -> list[str]:
+    """What the LoRAs add to layers that the model does not have, or not in this shape."""
     entries = {name: entry for file in transformer_files(model) for name, entry in file.entries.items()}
     problems = []
     for name, layers in additions.items():
@@ -94,7 +94,9 @@ def misfits(model: Path, additions: Additions) -> list[str]:
             elif entry.dtype not in FLOATS:
                 problems.append(f"{name} is of type {entry.dtype} in the model, and no LoRA can be added to that")
     few = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
-    return [f"the LoRA does not fit {model}: {'; '.join(few)}"] if few else []
+    files = " or ".join(dict.fromkeys(str(lora.path) for lora in loras))
+    remedy = "use it with the model that it was trained on"
+    return [f"{files}: does not fit {model}: {'; '.join(few)}; {remedy}"] if few else []
 
 
 def transformer_files(model: Path) -> list[WeightFile]:
@@ -116,7 +118,7 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
     files = transformer_files(model)
     if problems := [f"{model}: {problem}" for problem in parts.all_variants_problems(model / TRANSFORMER)]:
         raise UserError(problems)
-    if problems := misfits(model, additions):
+    if problems := misfits(model, loras, additions):
         raise UserError(problems)
     temp = temp_path(output.absolute())
     try:

@@ -462,7 +462,8 @@ def test_fuse_writes_no_model_that_is_not_finite(model, tmp_path, capfd, tensors
 def test_a_lora_is_added_to_floats_only(tmp_path):
     (tmp_path / WEIGHTS).parent.mkdir()
     (tmp_path / WEIGHTS).write_bytes(to_bytes({f"{LAYER}.weight": np.ones((32, 32), np.int8)}, {}))
-    (problem,) = merge.misfits(tmp_path, USES["fuse"](lora(tmp_path)))
+    file = lora(tmp_path)
+    (problem,) = merge.misfits(tmp_path, [merge.Weighted(file)], USES["fuse"](file))
     assert f"{LAYER} is of type I8 in the model" in problem
 
 

@@ -196,6 +196,7 @@ def test_a_lora_that_does_not_fit_is_told_and_nothing_is_left(world, tmp_path, c
     )
     assert main(["fuse", str(world.model), str(path), "-o", str(tmp_path / "fused")]) == 2
     error = capfd.readouterr().err
+    assert error.startswith(f"error: {path}: does not fit {world.model}: ") and "model that it was trained on" in error
     assert "to_q is (32, 32) in the model and (8, 8) in the LoRA" in error
     assert "the model has no layer transformer_blocks.9.ff.net.2" in error
     words = ["--model", str(world.model), "--lora", str(path), "--prompt", "a", "-o", str(tmp_path / "drawn")]
