@@ -3,10 +3,11 @@
 
     python scripts/crash_test.py --kills 200
 
-The tiny model trains with samples, validation loss, --keep_best, TensorBoard and a limit of checkpoints. One run is
-left alone. The same run is killed with SIGKILL in turns inside a save, inside a validation round, after some steps and
-at any time, and resumed with the same command until it ends; then it is begun anew. Every file of its output folder
-must be that of the run left alone, but for the few in MAY_DIFFER. A kill counts as identical if the run ended so.
+The tiny model trains with samples, validation loss, --keep_best, TensorBoard and a limit of checkpoints. Two runs are
+left alone: the first compiles the step, the second loads it, and both must leave the same files. The same run is then
+killed with SIGKILL in turns inside a save, inside a validation round, after some steps and at any time, and resumed
+with the same command until it ends; then it is begun anew. Every file of its output folder must be that of the run left
+alone, but for the few in MAY_DIFFER. A kill counts as identical if the run ended so.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from flux_db.atomic import leftovers  # noqa: E402
-from flux_db.demo.pictures import write_demo_pictures  # noqa: E402
-from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
-from flux_db.output_folder import REPORT  # noqa: E402
-from flux_db.report import run_page  # noqa: E402
-from flux_db.run import checkpoint, record  # noqa: E402  a script finds its package beside it
+from small_run import ROOT, keep_one_block
+
+from flux_db.atomic import leftovers
+from flux_db.demo.pictures import write_demo_pictures
+from flux_db.demo.tiny_model import write_tiny_model
+from flux_db.output_folder import REPORT
+from flux_db.report import run_page
+from flux_db.run import checkpoint, record
 
 STEPS, SAVE_EVERY, VALIDATE_EVERY, KEPT = 22, 5, 4, 3
 
@@ -73,13 +75,16 @@ def command(folder: Path) -> list[str]:
         "pretrained_model_name_or_path": folder / "model",
         "instance_data_dir": folder / "pictures",
         "instance_prompt": "a photo of sks dog",
+        # encodings and the compiled step are stored by the first run, so that a kill costs seconds, not minutes
         "encode_cache_dir": folder / "cache",
+        "compile_cache": "on",
+        "compile_cache_dir": folder / "graphs",
         "output_dir": "out",  # below the working directory, so that the settings of all runs are the same
         "resolution": 32,
         "max_sequence_length": 16,
         "rank": 4,
         # LoRA in the last block only: the step compiles in seconds
-        "lora_layers": "single_transformer_blocks.1.attn.to_q,single_transformer_blocks.1.proj_out",
+        "lora_layers": "single_transformer_blocks.0.attn.to_q,single_transformer_blocks.0.proj_out",
         "lora_dropout": 0.1,
         "learning_rate": 0.01,
         "max_train_steps": STEPS,
@@ -104,15 +109,17 @@ def command(folder: Path) -> list[str]:
 def crash_test(folder: Path, kills: int, seed: int = 0) -> Result:
     """Run the whole test below `folder`."""
     write_tiny_model(folder / "model", "tiny")
+    keep_one_block(folder / "model" / "transformer")
     write_demo_pictures(folder / "pictures", count=3, size=64)
     write_demo_pictures(folder / "held_out", count=1, size=48)
+    _finish(folder, "first")  # fills the caches, so that every later start takes equally long
     started = time.monotonic()
-    _finish(folder, "calm")  # the first one fills the cache, so that every later start takes equally long
+    _finish(folder, "calm")
     seconds = time.monotonic() - started
     calm, shaken = folder / "calm" / "out", folder / "shaken" / "out"
     rng = random.Random(seed)
     moments = itertools.cycle(("save", "round", "steps", "time"))
-    result, pending = Result(), 0
+    result, pending = Result(problems=compare(calm, folder / "first" / "out")), 0
     while result.kills.total() < kills:
         moment, before = next(moments), _newest(shaken)
         process = _start(folder, "shaken")
@@ -242,11 +249,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=8, help="how often to kill the run (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments (default: 0)")
     arguments = parser.parse_args()
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         result = crash_test(Path(folder), arguments.kills, arguments.seed)
     moments = ", ".join(f"{moment} {count}" for moment, count in result.kills.items())
     print(f"{result.kills.total()} kills ({moments}): {result.identical} identical, {result.lost} lost; ", end="")
-    print(f"{result.ends} runs came to their end and were compared")
+    print(f"{result.ends} runs came to their end and were compared; {time.monotonic() - started:.0f} s in all")
     print("\n".join(f"compared without: {name} ({why})" for name, why in MAY_DIFFER.items()))
     for problem in result.problems:
         print(f"problem: {problem}")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from small_run import keep_one_block
 
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.demo.tiny_model import write_tiny_model
@@ -59,17 +64,9 @@ def make_world(folder: Path, *, whole: bool = False) -> World:
     world = World(folder)
     write_tiny_model(world.model, "tiny")
     if not whole:
-        _keep_one_block(world.model / "transformer")
+        keep_one_block(world.model / "transformer")
     write_demo_pictures(world.pictures, count=3, size=64)
     return world
-
-
-def _keep_one_block(folder: Path) -> None:
-    config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_layers": 1, "num_single_layers": 1}))
-    file = folder / "diffusion_pytorch_model.safetensors"
-    kept = {name: value for name, value in load_file(file).items() if "blocks.1." not in name}
-    save_file(kept, file, {"format": "pt"})
 
 
 def split_weights(file: Path, *names: str) -> Path:
