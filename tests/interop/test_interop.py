@@ -74,7 +74,7 @@ def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
         layout=BatchLayout(batch=run.optim.train_batch_size),
         latent_shape=build.latent_shape(run, model),
         learning_rates=np.full(STEPS, run.optim.learning_rate, np.float32),
-        num_timesteps=1000,
+        sigmas=np.linspace(1.0, 0.001, 1000),
     )
     names = {"pooled_prompt_embeds": "pooled"}
     arrays = {
