@@ -444,7 +444,8 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
         ),
         (
             ["--timestep_sampling=shift", "--weighting_scheme=logit_normal"],
-            "--timestep_sampling shift: --weighting_scheme logit_normal draws the noise levels too; leave one of them out",
+            "--timestep_sampling shift: --weighting_scheme logit_normal draws the noise levels too;"
+            " leave one of them out",
         ),
         (
             ["--timestep_sampling=flux_shift", "--flow_shift=2"],
