@@ -31,8 +31,9 @@ from diffusers import AutoencoderKL
 from flow_model import LATENT, FlowModel, Tokenizers, as_ids, decode, pack, sample
 from PIL import Image
 from torch import Tensor
+from train_vae import build_vae, channels_of
 
-from flux_db.demo.tiny_model import WORDS, vae_config
+from flux_db.demo.tiny_model import WORDS
 from flux_db.demo.world import caption, random_scene
 
 COUNT = 20_000
@@ -65,11 +66,12 @@ def all_captions(tokenizers: Tokenizers) -> tuple[np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 def all_latents(work: Path, vae: AutoencoderKL) -> np.ndarray:
-    """Means and deviations of the posteriors, [N, 2, 16, 16, 16], encoded once."""
-    path = work / f"latents_{COUNT}.npy"
+    """Means and deviations of the posteriors, [N, 2, C, 16, 16], encoded once."""
+    channels = vae.config.latent_channels
+    path = work / f"latents_{channels}_{COUNT}.npy"
     if not path.exists():
-        array = pictures(work, COUNT)
-        rows = np.lib.format.open_memmap(work / "encoding.npy", "w+", np.float16, (COUNT, 2, 16, LATENT, LATENT))
+        array, shape = pictures(work, COUNT), (COUNT, 2, channels, LATENT, LATENT)
+        rows = np.lib.format.open_memmap(work / "encoding.npy", "w+", np.float16, shape)
         for start in range(0, COUNT, 50):
             posterior = vae.encode(to_tensor(array[start : start + 50])).latent_dist
             rows[start : start + 50] = torch.stack([posterior.mean, posterior.std], dim=1).numpy()
@@ -79,9 +81,9 @@ def all_latents(work: Path, vae: AutoencoderKL) -> np.ndarray:
 
 
 def load_vae(work: Path) -> AutoencoderKL:
-    vae = AutoencoderKL.from_config(vae_config("small")).eval()
     state = load(work / "vae.pt")
     assert state is not None, "train_vae.py comes first"
+    vae = build_vae(channels_of(state)).eval()
     vae.load_state_dict(state["vae"])
     return vae
 
@@ -154,10 +156,10 @@ def contact_sheet(path: Path, vae: AutoencoderKL, model: FlowModel, tokenizers: 
 class Training:
     """The weights, their average, the optimizer, and how far they are."""
 
-    def __init__(self, path: Path, minutes: float) -> None:
+    def __init__(self, path: Path, minutes: float, channels: int) -> None:
         self.path = path
         torch.manual_seed(0)
-        self.model = FlowModel()
+        self.model = FlowModel(channels)
         self.average = copy.deepcopy(self.model).requires_grad_(False)
         named = list(self.model.named_parameters())
         tables = [p for name, p in named if "embedding" in name or "shared" in name]
@@ -171,7 +173,8 @@ class Training:
         if state := load(path):
             self.model.load_state_dict(state["model"])
             self.average.load_state_dict(state["average"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            if "optimizer" in state:
+                self.optimizer.load_state_dict(state["optimizer"])
             self.step, self.seen, self.clock = state["step"], state["seen"], Clock(minutes, state["spent"])
 
     def save(self, factors: dict[str, float]) -> None:
@@ -202,7 +205,7 @@ def train(rank: int, given: argparse.Namespace) -> None:
     latents = all_latents(work, vae)
     scale, shift = scale_and_shift(latents)
     draws = Draws(latents, *all_captions(tokenizers), tokenizers.one(""), scale, shift)
-    training = Training(work / "flow.pt", given.minutes)
+    training = Training(work / "flow.pt", given.minutes, vae.config.latent_channels)
     if workers.is_first:
         sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in training.model.named_children()}
         print("  ".join(f"{name} {size / 1e6:.2f} M" for name, size in sizes.items()), flush=True)

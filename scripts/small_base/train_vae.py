@@ -37,6 +37,8 @@ from flux_db.demo.world import SUBJECTS, draw, subject_scene
 
 COUNT = 12_000
 BATCH = 8
+WIDE = 16
+"""Channels to begin with; narrow.py keeps fewer."""
 CROPS_UNTIL = 0.5
 """So much of the time goes to pieces of a quarter of the size: four times the steps."""
 PEAK = 1.5e-3
@@ -59,6 +61,14 @@ def batch(array: np.ndarray, step: int, side: int) -> Tensor:
             j, (top, left) = int(rng.integers(BATCH)), rng.integers(0, side - 16, 2)
             x[i, :, top : top + 16, left : left + 16] = x[j, :, :16, :16].clone()
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def build_vae(channels: int) -> AutoencoderKL:
+    return AutoencoderKL.from_config(vae_config("small") | {"latent_channels": channels})
+
+
+def channels_of(state: dict) -> int:
+    return state["vae"]["decoder.conv_in.weight"].shape[1]
 
 
 def gradients(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,13 +105,15 @@ def train(rank: int, given: argparse.Namespace) -> None:
     workers = Workers(given.work, rank, given.threads)
     array = pictures(given.work, COUNT)
     torch.manual_seed(0)
-    vae = AutoencoderKL.from_config(vae_config("small")).to(memory_format=torch.channels_last)
+    state = load(given.work / "vae.pt")
+    vae = build_vae(channels_of(state) if state else WIDE).to(memory_format=torch.channels_last)
     parameters = list(vae.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=PEAK, betas=(0.9, 0.98), weight_decay=1e-3)
     path, step, clock = given.work / "vae.pt", 0, Clock(given.minutes)
-    if state := load(path):
+    if state:
         vae.load_state_dict(state["vae"])
-        optimizer.load_state_dict(state["optimizer"])
+        if "optimizer" in state:
+            optimizer.load_state_dict(state["optimizer"])
         step, clock = state["step"], Clock(given.minutes, state["spent"])
     vae.encoder.requires_grad_(not given.decoder)
     held_out = to_tensor(pictures(given.work, 256, HELD_OUT_SEED))
