@@ -41,7 +41,7 @@ PACKAGES = {
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "brush creatures things places world judge tiny_model pictures",
     "score": "samples measures prompts judged encoders embedded scorer runs",
-    "training": "build class_pictures earlier resume prepare snapshot failure checkpoints sample_rounds"
+    "training": "build class_pictures earlier resume scoring prepare snapshot failure checkpoints sample_rounds"
     " validation_loss validation compiling loop run"
     " worker_logs launch",
     "graph": "ir ascend_graph",
