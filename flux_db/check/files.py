@@ -60,9 +60,9 @@ def _score_problems(config: Config) -> list[Problem]:
     networks = {"score_dino": ("dinov2", validation.score_dino), "score_clip": ("clip", validation.score_clip)}
     for flag, (network, name) in networks.items():
         if name is not None:
-            problem = scoring_folder.name_problem(name)
-            is_here = problem is None and os.path.isdir(name)
-            texts = scoring_folder.problems(Path(name), network) if is_here else [problem] if problem else []
+            texts = list(filter(None, [scoring_folder.name_problem(name)]))
+            if os.path.isdir(name):
+                texts = scoring_folder.problems(Path(name), network)
             problems += [Problem(f"--{flag} {name}: {text}", flag=flag) for text in texts]
     if word is not None and (validation.score_dino or validation.score_clip):
         problems += _subject_problems(config, word)

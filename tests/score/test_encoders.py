@@ -1,6 +1,7 @@
 """DINOv2 and CLIP of a folder, compared with torch and transformers; and folders that are refused."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import BitImageProcessor, CLIPImageProcessor
 from flux_db.errors import UserError
 from flux_db.model import picture_processor, scoring_folder
 from flux_db.model.dinov2 import bicubic
+from flux_db.model.expected_weights import expected_weights
 from flux_db.score import encoders
 from flux_db.score.measures import unit_rows
 
@@ -155,3 +157,20 @@ def test_the_hub_out_of_reach_is_one_line(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(UserError, match=r"--clip owner/clip: .* cannot be fetched from the hub \(LocalEntryNot"):
         scoring_folder.locate("owner/clip", "--clip", "clip")
+
+
+def count(network, config):
+    return sum(math.prod(shape) for shape in expected_weights(network, config).values())
+
+
+def test_the_published_networks_have_as_many_parameters_as_is_known():
+    base = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 518}
+    giant = {"hidden_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 24, "use_swiglu_ffn": True}
+    assert count("dinov2", base) == 86_580_480
+    assert count("dinov2", giant | {"image_size": 518}) == 1_136_480_768
+    text, vision = {"hidden_size": 512, "intermediate_size": 2048}, {"hidden_size": 768, "patch_size": 32}
+    assert count("clip", {"text_config": text, "vision_config": vision}) == 151_277_313
+    text = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    config = {"text_config": text, "vision_config": vision | {"patch_size": 14}, "projection_dim": 768}
+    assert count("clip", config) == 427_616_513
