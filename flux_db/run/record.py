@@ -92,11 +92,12 @@ def _read_settings(path: Path) -> dict[str, Any]:
 def _scores(path: Path, rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """What `score` stored, and of other steps what the run measured in the same way."""
     by, stored = _read_scores(path)
+    by = by or _by(rows)
     steps = {row["step"] for row in stored}
     measured = [
         {name if name in ("step", "samples", "score") else name.removeprefix("score_"): row[name] for name in row}
         for row in rows
-        if _is_number(row.get("score")) and _is_number(row.get("step")) and row.get("scored_by") == (by or _by(rows))
+        if _is_number(row.get("score")) and _is_number(row.get("step")) and row.get("scored_by") == by
     ]
     return tuple(sorted([*stored, *(row for row in measured if row["step"] not in steps)], key=lambda row: row["step"]))
 
