@@ -39,7 +39,7 @@ def keep_one_block(transformer: Path) -> None:
 
 
 def trainer(folder: Path, output: Path, **changes: Any) -> list[str]:
-    """The command of a run on what `write_inputs` wrote; a value of True is a switch."""
+    """The command of a run on what `write_inputs` wrote."""
     settings = {
         "pretrained_model_name_or_path": folder / "model",
         "instance_data_dir": folder / "pictures",
@@ -57,12 +57,13 @@ def trainer(folder: Path, output: Path, **changes: Any) -> list[str]:
         "report_to": "none",
         **changes,
     }
-    words = [word for name, value in settings.items() for word in _words(name, value)]
-    return [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *words]
+    return [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *flag_words(settings)]
 
 
-def _words(name: str, value: Any) -> list[str]:
-    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
+def flag_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line; a value of True is a switch."""
+    words = ([f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in settings.items())
+    return [word for pair in words for word in pair]
 
 
 def lora_bytes(output: Path) -> bytes:

@@ -13,8 +13,9 @@ from flux_db.data import buckets
 from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
-from flux_db.settings.derived import background, has_trigger, recomputed
-from flux_db.settings.schema import TRACKERS, Config, to_flat_dict
+from flux_db.settings.derived import background, has_trigger, instance_prompt, recomputed
+from flux_db.settings.schema import TRACKERS, Config, LossConfig, to_flat_dict
+from flux_db.settings.subject_word import word_of
 from flux_db.size import parse_size
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
@@ -43,7 +44,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     _from(
         1,
         10**9,
-        "num_train_epochs lr_num_cycles validation_epochs validation_steps checkpointing_steps"
+        "num_train_epochs lr_num_cycles validation_epochs validation_steps score_steps checkpointing_steps"
         " checkpoints_total_limit max_skipped_steps",
     ),
     _from(1, 4096, "rank"),  # the sides of most layers of FLUX.1 are 3072
@@ -56,7 +57,11 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay"),
     _from(0, 10**6, "prior_loss_weight"),
     _from(-1000, 1000, "logit_mean"),
-    ("above 0, up to 1000", lambda x: 0 < x <= 1000, "logit_std learning_rate lr_power adam_epsilon"),
+    (
+        "above 0, up to 1000",
+        lambda x: 0 < x <= 1000,
+        "logit_std learning_rate lr_power adam_epsilon sigmoid_scale flow_shift",
+    ),
     ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
     # without clipping: as large as you like, but a float32
     ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
@@ -145,6 +150,7 @@ def _contradictions(config: Config) -> list[Problem]:
         *_prior_problems(config),
         *_picture_contradictions(config),
         *_device_problems(config),
+        *_timestep_problems(config),
         *_broken(
             _Rule(
                 warmup > 0 and optim.lr_scheduler == "constant",
@@ -171,6 +177,32 @@ def _contradictions(config: Config) -> list[Problem]:
             ),
         ),
     ]
+
+
+def _timestep_problems(config: Config) -> list[Problem]:
+    loss, defaults = config.loss, LossConfig()
+    sampling, scheme = loss.timestep_sampling, loss.weighting_scheme
+    unused = {
+        "sigmoid_scale": sampling in ("scheme", "uniform"),
+        "flow_shift": sampling != "shift",
+    }
+    return _broken(
+        _Rule(
+            sampling != "scheme" and scheme in ("logit_normal", "mode"),
+            "timestep_sampling",
+            f" {sampling}: --weighting_scheme {scheme} draws the noise levels too; leave one of them out",
+            ("weighting_scheme",),
+        ),
+        *(
+            _Rule(
+                is_unused and getattr(loss, name) != getattr(defaults, name),
+                name,
+                f" {getattr(loss, name):g}: not used with --timestep_sampling {sampling}; leave it out",
+                ("timestep_sampling",),
+            )
+            for name, is_unused in unused.items()
+        ),
+    )
 
 
 def _prior_problems(config: Config) -> list[Problem]:
@@ -328,12 +360,49 @@ def _validation_problems(config: Config) -> list[Problem]:
             ("validation_data_dir",),
         ),
         _Rule(
-            validation.keep_best and not validation.has_held_out,
+            validation.keep_best == "loss" and not validation.has_held_out,
             "keep_best",
             ": needs --validation_data_dir or --validation_share to measure what is best",
             ("validation_data_dir", "validation_share"),
         ),
+        *_score_rules(config),
     )
+
+
+def _score_rules(config: Config) -> list[_Rule]:
+    validation, steps = config.validation, config.validation.score_steps
+    networks = {name: getattr(validation, name) for name in ("score_dino", "score_clip")}
+    prompts = ("validation_prompt", "validation_prompts_file")
+    return [
+        _Rule(
+            validation.keep_best == "score" and steps is None,
+            "keep_best",
+            " score: needs --score_steps, which measures what is best",
+            ("score_steps",),
+        ),
+        _Rule(
+            steps is not None and not any(getattr(validation, name) for name in prompts),
+            "score_steps",
+            f" {steps}: needs --validation_prompt or --validation_prompts_file, whose samples are scored",
+            prompts,
+        ),
+        *(
+            _Rule(
+                value is not None and steps is None,
+                name,
+                f" {value}: needs --score_steps; add that or leave --{name} out",
+                ("score_steps",),
+            )
+            for name, value in networks.items()
+        ),
+        _Rule(
+            steps is not None and any(networks.values()) and word_of(config) is None,
+            "score_steps",
+            f' {steps}: --instance_prompt "{instance_prompt(config)}" has no rare word, such as sks, that tells samples'
+            " of the subject from others; name it with --trigger_word",
+            ("instance_prompt", "trigger_word", "class_prompt"),
+        ),
+    ]
 
 
 def _unknown_trackers(config: Config) -> list[Problem]:

@@ -97,6 +97,7 @@ VAE: dict[Size, Config] = {
         "layers_per_block": 1,
         "norm_num_groups": 8,
         "sample_size": 64,
+        "latent_channels": 8,
         "scaling_factor": 1.0022,
         "shift_factor": 0.0486,
     },

@@ -23,7 +23,7 @@ from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
 from flux_db.model import loading, runtime
 from flux_db.model.runtime import Runtime
-from flux_db.model.sampler import Request, Sampler, SampleSettings, grid
+from flux_db.model.sampler import Request, Sampler, SampleSettings, batch_of, grid
 from flux_db.png_text import sample_text
 from flux_db.progress import progress_bar
 from flux_db.settings.schema import Config
@@ -62,12 +62,13 @@ def encode_prompts(request: GenerateRequest) -> None:
 
 def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
     """Draw picture by picture into the output folder, and a grid with a row for each prompt."""
-    settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance)
     requests = [
         Request(**cache.read(cache.prompt_file(prompt)), seed=request.seed, number=number)
         for prompt in request.prompts
         for number in range(request.num)
     ]
+    batch = batch_of(request.size, len(requests))
+    settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance, batch=batch)
     drawn: list[Image.Image] = []
     pictures = progress_bar(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
     prompts = [prompt for prompt in request.prompts for _ in range(request.num)]

@@ -155,13 +155,20 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
         "Resolution": data.resolution,
         "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}",
         "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
-        "Loss": f"weighting scheme {config.loss.weighting_scheme}, guidance {config.loss.guidance_scale:g}",
+        "Loss": _loss(config),
         "Precision": config.runtime.mixed_precision,
         "Seed": config.output.seed,
         "Made with": f"flux-db {__version__}; settings `{trained_file.settings_hash(config, facts.global_batch)}`",
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join(["## Settings", "", "| Setting | Value |", "|---|---|", *lines])
+
+
+def _loss(config: Config) -> str:
+    loss = config.loss
+    sampling = f", timesteps by {loss.timestep_sampling}" if loss.timestep_sampling != "scheme" else ""
+    sampling += f" {loss.flow_shift:g}" if loss.timestep_sampling == "shift" else ""
+    return f"weighting scheme {loss.weighting_scheme}{sampling}, guidance {loss.guidance_scale:g}"
 
 
 def _plain(text: str) -> str:

@@ -37,7 +37,8 @@ class Graph:
     scaler: DynamicLossScaler | None
     """With fp16 only."""
     dropout_key: Parameter | None
-    num_timesteps: int
+    sigmas: np.ndarray
+    """[T] noise level of each timestep index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class Training:
     total_steps: int
     learning_rates: np.ndarray
     """[total_steps]"""
-    num_timesteps: int
+    sigmas: np.ndarray
+    """[T] noise level of each timestep index."""
     latent_shape: tuple[int, int, int]
 
 
@@ -96,7 +98,7 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
         step=step,
         scaler=scaler,
         dropout_key=dropout_key,
-        num_timesteps=len(settings.sigmas),
+        sigmas=settings.sigmas,
     )
 
 
@@ -126,7 +128,7 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
         layout=layout,
         total_steps=total,
         learning_rates=np.array([optim.learning_rate(config.optim, n, total, scale) for n in range(total)], np.float32),
-        num_timesteps=graph.num_timesteps,
+        sigmas=graph.sigmas,
         latent_shape=latent_shape(config, model),
     )
 

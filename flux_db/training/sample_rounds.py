@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from flux_db.atomic import write_png
 from flux_db.console import say, stage
 from flux_db.data.encode_cache import Cache
 from flux_db.model.runtime import Runtime
-from flux_db.model.sampler import Request, Sampler, SampleSettings, grid, to_picture
+from flux_db.model.sampler import Request, Sampler, SampleSettings, batch_of, grid, to_picture
 from flux_db.output_folder import GRID, SAMPLES
 from flux_db.report.sample_sheet import sample_sheet
 from flux_db.run import sample_files
@@ -31,6 +32,31 @@ def steps_between(config: Config, pictures: int, global_batch: int) -> int | Non
     if validation.validation_steps is not None:
         return validation.validation_steps
     return max(1, math.ceil(validation.validation_epochs * pictures / global_batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """When there are validation rounds, and when their samples are scored."""
+
+    every: int | None
+    """Steps from one round to the next; None without validation."""
+    score_every: int | None
+    total_steps: int
+
+    def is_due(self, step: int) -> bool:
+        """There is a round wherever samples are scored."""
+        return is_due(step, self.every, self.total_steps) or self.is_scored(step)
+
+    def is_scored(self, step: int) -> bool:
+        return is_due(step, self.score_every, self.total_steps)
+
+
+def rounds_of(config: Config, pictures: int, global_batch: int, total_steps: int) -> Rounds:
+    return Rounds(
+        every=steps_between(config, pictures, global_batch),
+        score_every=config.validation.score_steps if validation_prompts(config) else None,
+        total_steps=total_steps,
+    )
 
 
 def is_due(step: int, every: int | None, total_steps: int) -> bool:
@@ -60,10 +86,12 @@ class Validator:
             Request(**cache.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
             for prompt, number in pairs
         ]
+        size = validation_size(config)
         self.settings = SampleSettings(
-            size=validation_size(config),
+            size=size,
             steps=validation.validation_inference_steps,
             guidance=validation.validation_guidance,
+            batch=batch_of(size, len(self.requests)),
         )
 
     def run(self, step: int) -> None:

@@ -20,19 +20,19 @@ LATENT = 16  # its side; a token is a 2x2 patch
 
 
 class FlowModel(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         words = tiny_model.words_of("small")
         clip = tiny_model.clip_config("small", vocab_size=len(tiny_model.clip_vocabulary(words)[0]))
         t5 = tiny_model.t5_config("small", vocab_size=tiny_model.t5_tokenizer_object(words).get_vocab_size())
-        config = tiny_model.transformer_config("small", tiny_model.vae_config("small"), clip, t5)
+        config = tiny_model.transformer_config("small", {"latent_channels": channels}, clip, t5)
         self.clip = CLIPTextModel(CLIPTextConfig(**clip))
         self.t5 = T5EncoderModel(T5Config(**{**t5, "dropout_rate": 0.0}))
         self.transformer = FluxTransformer2DModel.from_config(config)
         start_at_identity(self.transformer)
 
     def forward(self, x_t: Tensor, t: Tensor, guidance: Tensor, clip_ids: Tensor, t5_ids: Tensor) -> Tensor:
-        """Velocity; x_t is [B, 64, 64]: tokens, channels."""
+        """Velocity; x_t is [B, 64, 4C]: tokens, channels of a 2x2 patch."""
         text = self.t5(t5_ids).last_hidden_state
         pooled = self.clip(clip_ids).pooler_output
         return self.transformer(
@@ -119,7 +119,8 @@ def sample(
 ) -> Tensor:
     """Latents by Euler's method, with the shift of FLUX.1's schedule for this number of tokens."""
     clip_ids, t5_ids = (as_ids(ids) for ids in tokenizers(prompts))
-    noise = np.random.default_rng(seed).standard_normal((len(prompts), 64, 64), np.float32)
+    shape = (len(prompts), LATENT * LATENT // 4, model.transformer.config.in_channels)
+    noise = np.random.default_rng(seed).standard_normal(shape, np.float32)
     x = torch.from_numpy(noise)
     shift = np.exp(0.5 + (64 - 256) * 0.65 / 3840)
     sigmas = np.linspace(1.0, 1.0 / steps, steps)

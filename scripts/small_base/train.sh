@@ -1,18 +1,32 @@
 #!/usr/bin/env bash
 # Train the small model and its judge from nothing, or go on where it was stopped: bash scripts/small_base/train.sh
-# Minutes of each stage on two free cores; more if the cores are shared. PYTHON names an interpreter with the extra interop.
+# About 80 minutes on two free cores; more if the cores are shared. PYTHON names an interpreter with the extra interop.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-export PYTHONPATH=.
+export PYTHONPATH=. OMP_NUM_THREADS=1
 python="${PYTHON:-.venv-interop/bin/python}"
-vae="${VAE_MINUTES:-26}" flow="${FLOW_MINUTES:-65}" judge="${JUDGE_MINUTES:-6}"
+work="${WORK:-outputs/small_base}"
+mkdir -p "$work"
 
-"$python" scripts/small_base/train_vae.py --minutes "$vae" --threads 1
-"$python" scripts/small_base/smoothness.py
-"$python" scripts/small_base/train_flow.py --minutes "$flow" --threads 2
-# The latents stay as they are; the decoder learns for another third of the VAE's time.
-"$python" scripts/small_base/train_vae.py --decoder --minutes "$((vae * 4 / 3))" --threads 1
-"$python" scripts/small_base/train_judge.py --minutes "$judge"
+# Run a script of this folder, unless it has ended well before. $1: name of the stage
+stage() {
+    local mark="$work/done_$1" script="$2"
+    if [[ ! -e "$mark" ]]; then
+        echo "== $1"
+        "$python" "scripts/small_base/$script" "${@:3}" --work "$work"
+        touch "$mark"
+    fi
+}
+
+# Processor time on each of two cores. The first two stages are where the later ones start from: see narrow.py.
+stage wide_vae train_vae.py --minutes 15
+stage wide_flow train_flow.py --minutes 18
+stage narrow_vae narrow.py vae
+stage vae train_vae.py --minutes 5
+stage balance narrow.py balance
+stage narrow_flow narrow.py flow
+stage flow train_flow.py --minutes "${FLOW_MINUTES:-38}"
+stage judge train_judge.py --minutes 6
 # Stops and prints the VAE's factors if flux_db/demo/tiny_model.py has others.
-"$python" scripts/small_base/pack.py
-"$python" scripts/small_base/evaluate.py
+stage pack pack.py
+"$python" scripts/small_base/evaluate.py --work "$work"

@@ -74,7 +74,7 @@ def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
         layout=BatchLayout(batch=run.optim.train_batch_size),
         latent_shape=build.latent_shape(run, model),
         learning_rates=np.full(STEPS, run.optim.learning_rate, np.float32),
-        num_timesteps=1000,
+        sigmas=np.linspace(1.0, 0.001, 1000),
     )
     names = {"pooled_prompt_embeds": "pooled"}
     arrays = {
@@ -255,6 +255,16 @@ def apply_with_mindone(file, x):
             scale = float(alphas[f"transformer.{module}.alpha"]) / low.shape[0] if alphas else 1.0
             answers[module] = scale * (high @ (low @ x[: low.shape[1]]))
     return answers
+
+
+def test_features_of_dinov2_and_clip_made_again_are_the_same(tmp_path):
+    """What tests/score compares DINOv2 and CLIP with."""
+    run_torch(program.ROOT / "tests" / "scoring_models.py", tmp_path / "features.json")
+    made = json.loads((tmp_path / "features.json").read_text())
+    kept = json.loads((program.ROOT / "tests" / "score" / "torch_features.json").read_text())
+    assert made.keys() == kept.keys()
+    for name in kept.keys() - {"versions"}:
+        np.testing.assert_allclose(made[name], kept[name], atol=1e-5, err_msg=name)
 
 
 def test_reference_files_made_again_are_the_same(tmp_path):
