@@ -31,7 +31,7 @@ PACKAGES = {
     "settings": "schema derived command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
     " formulations device_kernels operators runtime empty_network gathered_linear sharding filling loading flow optim"
-    " dropout adapter sampler",
+    " dropout adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
     "check": "folders values model memory files pictures everything plan contact_sheet dry_run",
@@ -40,7 +40,7 @@ PACKAGES = {
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "brush creatures things places world judge tiny_model pictures",
     "score": "prompts judged runs",
-    "training": "build class_pictures earlier resume prepare snapshot failure checkpoints sample_rounds"
+    "training": "build class_pictures earlier resume prepare snapshot failure checkpoints text_vectors sample_rounds"
     " validation_loss validation compiling loop run"
     " worker_logs launch",
     "graph": "ir ascend_graph",
