@@ -127,7 +127,7 @@ class FlatOptimizer(nn.Cell):
     def start_here(self) -> None:
         """For an optimizer that takes over weights of another, once they are in place: its own state is fresh."""
 
-    # With a second part `lr` is [3]: rate of the first, rate of the second, and 1 if this step trains the second, else 0
+    # With a second part `lr` is [3]: rate of the first, rate of the second, and 1 if this step trains the second or 0
 
     def each(self, first: Tensor, second: Tensor) -> Tensor:
         """One number for each weight: of its part; without a second part one for all."""
