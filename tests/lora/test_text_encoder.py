@@ -1,4 +1,4 @@
-"""LoRA files with layers of CLIP: their names elsewhere, conversion without loss, info, fuse, refusals. All in numpy."""
+"""LoRA files with layers of CLIP: names elsewhere, conversion without loss, info, fuse, refusals. All in numpy."""
 
 import json
 
