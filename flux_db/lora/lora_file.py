@@ -162,7 +162,7 @@ def read(path: Path | str) -> LoraFile:
         is_fused, is_part = layer_names.parts_of(name) is not None, layer_names.fused_of(name) is not None
         # peft's settings are about diffusers' layers of one network
         is_text, own = layer_names.is_text(name), name.removeprefix(layer_names.TEXT_ENCODER)
-        about = Settings() if (is_fused and not is_text) or module.startswith(TEXT_ENCODERS) else settings
+        about = Settings() if is_fused or module.startswith(TEXT_ENCODERS) else settings
         about = text_settings if is_text else about
         layer = _layer(file, down, up, alphas.pop(module, None), about, own)
         problems += [f"{module} {problem}" for problem in _problems(layer, about, own)]
