@@ -25,7 +25,7 @@ class StepSettings:
     sigmas: np.ndarray
     """[T] noise level of each timestep index."""
     timesteps: np.ndarray
-    """[T] what the transformer is told at each index, in 0..1."""
+    """[T] timestep that the transformer gets at each index, in 0..1."""
     weights: np.ndarray
     """[T] weight of the squared error at each index."""
     vae_shift: float

@@ -65,7 +65,7 @@ def make(folder: Path, pictures: int, *, captions: bool, memory: int, batch: int
         layout=BatchLayout(batch=batch),
         latent_shape=LATENT,
         learning_rates=np.ones(10_000, np.float32),
-        num_timesteps=1000,
+        sigmas=np.linspace(1.0, 0.001, 1000),
     )
 
 

@@ -35,7 +35,7 @@ PACKAGES = {
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
     "check": "folders values model memory files pictures everything plan contact_sheet dry_run",
-    "lora": "layer_names peft_settings lora_file trained_file convert describe merge generate_flags generate",
+    "lora": "layer_names peft_settings lora_file trained_file convert describe merge resize generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "brush creatures things places world judge tiny_model pictures",

@@ -14,7 +14,7 @@ from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
 from flux_db.settings.derived import background, has_trigger, recomputed
-from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, to_flat_dict
+from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, LossConfig, to_flat_dict
 from flux_db.size import parse_size
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
@@ -56,7 +56,11 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay adam_weight_decay_text_encoder"),
     _from(0, 10**6, "prior_loss_weight"),
     _from(-1000, 1000, "logit_mean"),
-    ("above 0, up to 1000", lambda x: 0 < x <= 1000, "logit_std learning_rate text_encoder_lr lr_power adam_epsilon"),
+    (
+        "above 0, up to 1000",
+        lambda x: 0 < x <= 1000,
+        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift",
+    ),
     ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
     # without clipping: as large as you like, but a float32
     ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
@@ -146,6 +150,7 @@ def _contradictions(config: Config) -> list[Problem]:
         *_text_encoder_problems(config),
         *_picture_contradictions(config),
         *_device_problems(config),
+        *_timestep_problems(config),
         *_broken(
             _Rule(
                 warmup > 0 and optim.lr_scheduler == "constant",
@@ -172,6 +177,32 @@ def _contradictions(config: Config) -> list[Problem]:
             ),
         ),
     ]
+
+
+def _timestep_problems(config: Config) -> list[Problem]:
+    loss, defaults = config.loss, LossConfig()
+    sampling, scheme = loss.timestep_sampling, loss.weighting_scheme
+    unused = {
+        "sigmoid_scale": sampling in ("scheme", "uniform"),
+        "flow_shift": sampling != "shift",
+    }
+    return _broken(
+        _Rule(
+            sampling != "scheme" and scheme in ("logit_normal", "mode"),
+            "timestep_sampling",
+            f" {sampling}: --weighting_scheme {scheme} draws the noise levels too; leave one of them out",
+            ("weighting_scheme",),
+        ),
+        *(
+            _Rule(
+                is_unused and getattr(loss, name) != getattr(defaults, name),
+                name,
+                f" {getattr(loss, name):g}: not used with --timestep_sampling {sampling}; leave it out",
+                ("timestep_sampling",),
+            )
+            for name, is_unused in unused.items()
+        ),
+    )
 
 
 def _prior_problems(config: Config) -> list[Problem]:

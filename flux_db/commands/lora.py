@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from flux_db.atomic import write_file
-from flux_db.commands.command import Command
+from flux_db.commands.command import Command, whole_number
 from flux_db.console import printable
 from flux_db.errors import RunError, UserError, unwritable
 
@@ -25,11 +25,7 @@ def export(arguments: argparse.Namespace) -> None:
 
     source = lora_file.read(arguments.lora)
     output = _new_file(arguments.output)
-    data = to_bytes(*convert.convert(source, arguments.format))
-    try:
-        write_file(output, data)
-    except OSError as problem:
-        raise unwritable(f"-o {output}: could not be written", problem) from problem
+    _write(output, to_bytes(*convert.convert(source, arguments.format)))
     print(printable(str(output)))
 
 
@@ -64,6 +60,71 @@ def fuse(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.model}: no such folder; give the folder of a FLUX.1 model")
     merge.fuse(arguments.model, [merge.Weighted(arguments.lora, arguments.scale)], arguments.output)
     print(printable(str(arguments.output)))
+
+
+def resize_flags(parser: argparse.ArgumentParser) -> None:
+    from flux_db.lora.peft_settings import RANK_LIMIT
+
+    parser.add_argument("lora", type=Path, help="LoRA file of any format, or its folder")
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--rank", type=whole_number(RANK_LIMIT), help="rank of every layer; smaller where less will do")
+    size.add_argument(
+        "--keep", type=_share, metavar="SHARE", help="instead: each layer as small as keeps this share, such as 0.95"
+    )
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="file to write")
+
+
+def resize(arguments: argparse.Namespace) -> None:
+    """Write a LoRA of another rank that does nearly the same, and print how nearly.
+
+    The layers become the nearest matrices of the new rank, by singular values. --keep is a share of their sum of
+    squares, layer by layer. The file has diffusers' keys; export converts it."""
+    from flux_db.lora import lora_file
+
+    metadata = lora_file.read(arguments.lora).metadata
+    _write_resized([str(arguments.lora)], arguments, metadata, keep=arguments.keep)
+
+
+def merge_loras_flags(parser: argparse.ArgumentParser) -> None:
+    from flux_db.lora.peft_settings import RANK_LIMIT
+
+    parser.add_argument("loras", nargs="+", metavar="FILE[:WEIGHT]", help="LoRA files of any format, or their folders")
+    parser.add_argument("--rank", required=True, type=whole_number(RANK_LIMIT), help="rank of the result")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="file to write")
+
+
+def merge_loras(arguments: argparse.Namespace) -> None:
+    """Write one LoRA that does what several do together, and print how nearly.
+
+    Exact if the rank is the sum of theirs; below that the nearest, by singular values. The file has diffusers' keys;
+    export converts it."""
+    _write_resized(arguments.loras, arguments, {})
+
+
+def _write_resized(
+    loras: list[str], arguments: argparse.Namespace, metadata: dict[str, str], keep: float | None = None
+) -> None:
+    from flux_db.lora import merge
+    from flux_db.lora.resize import resize, to_file
+
+    try:
+        files = [merge.weighted(text) for text in loras]
+    except ValueError as problem:
+        raise UserError(str(problem)) from None
+    output = _new_file(arguments.output)
+    made = resize(merge.read_all(files), rank=arguments.rank, keep=keep)
+    names = " + ".join(f"{file.weight:g} x {file.path.name}" for file in files)
+    _write(output, to_file(made, metadata, f"{names}, rank {made.ranks}"))
+    print(f"{printable(str(output))}: rank {made.ranks}, relative error {made.error:.4f}")
+
+
+def _share(text: str) -> float:
+    from flux_db.lora.merge import finite
+
+    value = finite(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, not {text}")
+    return value
 
 
 def generate(argv: list[str]) -> None:
@@ -105,6 +166,13 @@ def push(arguments: argparse.Namespace) -> None:
         raise RunError(f"the upload failed: {problem}") from problem
 
 
+def _write(output: Path, data: bytes) -> None:
+    try:
+        write_file(output, data)
+    except OSError as problem:
+        raise unwritable(f"-o {output}: could not be written", problem) from problem
+
+
 def _new_file(path: Path) -> Path:
     if os.path.isdir(path):
         raise UserError(f"-o {path}: is a folder; give the name of a file")
@@ -121,5 +189,7 @@ COMMANDS = {
     "info": Command(info, info_flags),
     "export": Command(export, export_flags),
     "fuse": Command(fuse, fuse_flags),
+    "resize": Command(resize, resize_flags),
+    "merge-loras": Command(merge_loras, merge_loras_flags),
     "push": Command(push, push_flags),
 }

@@ -18,7 +18,7 @@ from flux_db.data.draw_order import DrawOrder
 from flux_db.data.encode_cache import Cache
 from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_rgb, resize_and_crop
-from flux_db.data.timesteps import timestep_fraction, timestep_index
+from flux_db.data.timesteps import drawn_sigma, nearest_index, timestep_fraction, timestep_index
 from flux_db.errors import UserError
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -60,7 +60,8 @@ class BatchSource:
     """[C, h, w] of the latent of a square of --resolution."""
     learning_rates: np.ndarray
     """[steps] of the whole run; [steps, 3] if CLIP is trained."""
-    num_timesteps: int
+    sigmas: np.ndarray
+    """[T] noise level of each timestep index, descending."""
     start: int = 0
 
     def __len__(self) -> int:
@@ -102,14 +103,6 @@ class BatchSource:
 
     def _row(self, k: int, example: Example, stream_id: int) -> dict[str, np.ndarray]:
         """One example: everything random about it comes from its position k in the stream."""
-        loss = self.config.loss
-        u = timestep_fraction(
-            self._rng(k, Purpose.TIMESTEP, stream_id),
-            loss.weighting_scheme,
-            logit_mean=loss.logit_mean,
-            logit_std=loss.logit_std,
-            mode_scale=loss.mode_scale,
-        )
         text = "" if stream_id == SUBJECT and self._drops_caption(k) else example.prompt
         prompt = self._prompt(text)
         picture, mask = self._picture(example, k, stream_id)
@@ -118,12 +111,22 @@ class BatchSource:
             "pictures": picture,
             "eps": self._rng(k, Purpose.POSTERIOR, stream_id).standard_normal(latent, np.float32),
             "noise": self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
-            "index": np.int32(timestep_index(u, self.num_timesteps)),
+            "index": np.int32(self._timestep(k, stream_id, latent)),
             "prompt_embeds": prompt["prompt_embeds"],
             "pooled_prompt_embeds": self._token_ids(text) if self._has_clip else prompt["pooled_prompt_embeds"],
             "dropout_key": stream.dropout_key(self.config.output.seed, k, stream_id),
         }
         return row | ({"mask": self._loss_weights(mask, latent)} if self.dataset.masked else {})
+
+    def _timestep(self, k: int, stream_id: int, latent: tuple[int, int, int]) -> int:
+        """Index of the noise level of an example."""
+        loss, rng = self.config.loss, self._rng(k, Purpose.TIMESTEP, stream_id)
+        if loss.timestep_sampling == "scheme":
+            density = {name: getattr(loss, name) for name in ("logit_mean", "logit_std", "mode_scale")}
+            return timestep_index(timestep_fraction(rng, loss.weighting_scheme, **density), len(self.sigmas))
+        tokens = latent[1] * latent[2] // 4  # a token is a 2x2 patch
+        shape = {"sigmoid_scale": loss.sigmoid_scale, "flow_shift": loss.flow_shift}
+        return nearest_index(drawn_sigma(rng, loss.timestep_sampling, tokens, **shape), self.sigmas)
 
     def _rng(self, k: int, purpose: Purpose, stream_id: int) -> np.random.Generator:
         return stream.generator(self.config.output.seed, k, purpose, stream_id)

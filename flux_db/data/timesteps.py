@@ -19,6 +19,35 @@ def timestep_fraction(
     return u
 
 
+def drawn_sigma(
+    rng: np.random.Generator, sampling: str, tokens: int, *, sigmoid_scale: float = 1.0, flow_shift: float = 3.0
+) -> float:
+    """Draw a noise level in (0, 1) by --timestep_sampling, for a picture of so many tokens."""
+    if sampling == "uniform":
+        return float(rng.random())
+    t = 1.0 / (1.0 + math.exp(-sigmoid_scale * rng.standard_normal()))
+    if sampling == "sigmoid":
+        return t
+    return shifted(t, flow_shift if sampling == "shift" else flux_shift(tokens))
+
+
+def shifted(t: float, shift: float) -> float:
+    """A noise level moved towards 1 by a shift above 1; 0 and 1 stay."""
+    return shift * t / (1.0 + (shift - 1.0) * t)
+
+
+def flux_shift(tokens: int) -> float:
+    """The shift that FLUX.1 was trained with and samples with: more for larger pictures, from 256 to 4096 tokens."""
+    return math.exp(0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256))
+
+
+def nearest_index(sigma: float, sigmas: np.ndarray) -> int:
+    """Row of the sigma table, which descends, that is nearest to a noise level."""
+    after = int(np.searchsorted(-sigmas, -sigma))
+    candidates = range(max(after - 1, 0), min(after + 1, len(sigmas)))
+    return min(candidates, key=lambda i: abs(float(sigmas[i]) - sigma))
+
+
 def timestep_index(u: float, num_timesteps: int) -> int:
     """Row of the sigma table for u; clamped, because a density may round to exactly 1."""
     return min(max(int(u * num_timesteps), 0), num_timesteps - 1)

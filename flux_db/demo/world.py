@@ -232,7 +232,7 @@ WORN = ("with a {} collar", "wearing a {} collar")
 def caption(scene: Scene, rng: random.Random, odd_words: Sequence[str] = ()) -> str:
     """Words for a picture: each attribute may be left out, and the order and phrasing differ.
 
-    Sometimes one of `odd_words` stands before the kind, as the word for a subject will; the picture has no part in it.
+    Sometimes one of `odd_words` precedes the kind, as the word for a subject will; it means nothing in the picture.
     """
     name = scene.kind
     if rng.random() < 0.75:

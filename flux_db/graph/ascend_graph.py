@@ -28,6 +28,7 @@ from flux_db.model import adapter, operators, optim, runtime, sharding, text_enc
 from flux_db.model.optim import SecondPart
 from flux_db.model.quiet import quiet
 from flux_db.model.runtime import Runtime
+from flux_db.model.sampler import EulerStep
 from flux_db.settings.derived import Recomputed, text_lora
 from flux_db.settings.schema import Config, RuntimeConfig, from_flat_dict
 from flux_db.stream import DROPOUT_NUMBERS
@@ -202,12 +203,12 @@ def validation_loss() -> str:
 
 
 def sampler(dtype: ms.Type = ms.bfloat16) -> str:
-    """The transformer as the sampler calls it, once for each denoising step."""
-    with _for_ascend(lambda: build_transformer(SMALL_WIDTHS, dtype)) as transformer:
+    """One denoising step, as the sampler calls it."""
+    with _for_ascend(lambda: EulerStep(build_transformer(SMALL_WIDTHS, dtype)).set_train(False)) as step:
         hidden, text, pooled = _zeros(1, 16, 64), _zeros(1, 16, 32), _zeros(1, 24)
-        ids = _zeros(16, 3)
-        given = [tensor.astype(dtype) for tensor in (hidden, text, pooled)]
-        return compiled(transformer, [*given, _zeros(1), ids, ids, _zeros(1)])
+        ids, one = _zeros(16, 3), _zeros(1)
+        hidden, text, pooled = (tensor.astype(dtype) for tensor in (hidden, text, pooled))
+        return compiled(step, [hidden, one, Tensor(0.0, ms.float32), one, text, pooled, ids, ids])
 
 
 class _AsEncoded(nn.Cell):

@@ -53,7 +53,7 @@ class Node:
     op: str
     inputs: tuple[str, ...]
     attributes: str
-    """As written: what stands behind the inputs."""
+    """As written: what follows the inputs."""
     outputs: tuple[TensorType, ...] = ()
     input_types: tuple[TensorType, ...] = ()
     scope: str = ""

@@ -23,7 +23,7 @@ from flux_db.lora import generate_flags, merge
 from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
 from flux_db.model import loading, runtime
-from flux_db.model.sampler import Request, Sampler, SampleSettings, grid
+from flux_db.model.sampler import Request, Sampler, SampleSettings, batch_of, grid
 from flux_db.model.text_encoder import Pooled
 from flux_db.png_text import sample_text
 from flux_db.settings.schema import Config
@@ -67,13 +67,14 @@ def draw(
 
     `pooled`: CLIP's vectors of the prompts, where they are not the stored ones.
     """
-    settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance)
     own = {prompt: {"pooled_prompt_embeds": vector} for prompt, vector in (pooled or {}).items()}
     requests = [
         Request(**cache.read(cache.prompt_file(prompt)) | own.get(prompt, {}), seed=request.seed, number=number)
         for prompt in request.prompts
         for number in range(request.num)
     ]
+    batch = batch_of(request.size, len(requests))
+    settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance, batch=batch)
     drawn: list[Image.Image] = []
     pictures = tqdm(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
     prompts = [prompt for prompt in request.prompts for _ in range(request.num)]

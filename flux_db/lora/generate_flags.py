@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -137,20 +136,11 @@ def _prompts_of(path: Path | None, problems: list[str]) -> list[str]:
 
 
 def _weighted(text: str, problems: list[str]) -> Weighted:
-    """`FILE` or `FILE:0.8`."""
-    path, weight = text, 1.0
-    head, colon, tail = text.rpartition(":")
-    if colon and not os.path.exists(text):
-        try:
-            path, weight = head, float(tail)
-        except ValueError:
-            problems.append(f"--lora {text}: {tail} is not a weight; write FILE:0.8")
-            return Weighted(Path(text))
-    if not os.path.exists(path):
-        problems.append(f"--lora {path}: no such file")
-    if not math.isfinite(weight):
-        problems.append(f"--lora {text}: the weight must be a finite number")
-    return Weighted(Path(path), weight)
+    try:
+        return merge.weighted(text)
+    except ValueError as problem:
+        problems.append(f"--lora {problem}")
+        return Weighted(Path(text))
 
 
 def _output_problems(request: GenerateRequest) -> list[str]:

@@ -38,6 +38,22 @@ class Weighted:
     weight: float = 1.0
 
 
+def weighted(text: str) -> Weighted:
+    """`FILE` or `FILE:0.8`; a ValueError says what is wrong with it."""
+    path, weight = text, 1.0
+    head, colon, tail = text.rpartition(":")
+    if colon and not os.path.exists(text):
+        try:
+            path, weight = head, float(tail)
+        except ValueError:
+            raise ValueError(f"{text}: {tail} is not a weight; write FILE:0.8") from None
+    if not os.path.exists(path):
+        raise ValueError(f"{path}: no such file")
+    if not math.isfinite(weight):
+        raise ValueError(f"{text}: the weight must be a finite number")
+    return Weighted(Path(path), weight)
+
+
 def finite(text: str) -> float:
     """A number of the command line; NaN and infinity are none that a picture can be made with."""
     try:

@@ -45,6 +45,7 @@ OUTSIDE = frozenset(
         *("sample_batch_size", "aspect_ratio_buckets", "max_buckets", "center_crop", "cache_crops", "random_flip"),
         *("repeats", "mask_dir", "alpha_mask", "unmasked_weight", "caption_dropout", "alpha_background"),
         *("encode_cache_dir", "dataloader_num_workers"),
+        *("logit_mean", "logit_std", "mode_scale", "timestep_sampling", "sigmoid_scale", "flow_shift"),
         *("num_train_epochs", "max_train_steps", "learning_rate", "scale_lr"),
         *("lr_scheduler", "lr_warmup_steps", "lr_num_cycles", "lr_power"),
         *("compile_cache", "compile_cache_dir", "distributed"),

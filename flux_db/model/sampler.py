@@ -13,7 +13,6 @@ from mindspore import Tensor, nn
 from PIL import Image
 
 from flux_db.model import flow, loading
-from flux_db.model.quiet import quiet
 from flux_db.size import Size
 from flux_db.stream import Purpose, generator
 
@@ -31,6 +30,10 @@ class Request:
     purpose: Purpose = Purpose.SAMPLE
 
 
+# Pixels drawn at a time: as many pictures as together are one of this size, and at most so many.
+BATCH_PIXELS, BATCH_PICTURES = 1024 * 1024, 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     size: Size
@@ -39,26 +42,42 @@ class SampleSettings:
     batch: int = 1
 
 
+def batch_of(size: Size, count: int) -> int:
+    """How many of `count` pictures to draw at a time: small ones together, for which a device is half idle alone."""
+    return max(1, min(BATCH_PIXELS // (size.height * size.width), BATCH_PICTURES, count))
+
+
+class EulerStep(nn.Cell):
+    """One denoising step in one graph: packed latents at a noise level, and the change of that level, to the next."""
+
+    def __init__(self, transformer: nn.Cell) -> None:
+        # the transformer's parameters keep their names
+        super().__init__(auto_prefix=False)
+        self.model = transformer
+
+    def construct(self, x_t, timestep, change, guidance, prompt_embeds, pooled, text_ids, image_ids):
+        velocity = self.model(
+            hidden_states=x_t,
+            timestep=timestep.astype(x_t.dtype) / 1000,
+            guidance=guidance,
+            pooled_projections=pooled,
+            encoder_hidden_states=prompt_embeds,
+            txt_ids=text_ids,
+            img_ids=image_ids,
+            return_dict=False,
+        )[0]
+        return (x_t.astype(ms.float32) + change * velocity).astype(x_t.dtype)
+
+
 class Sampler:
-    """mindone's FLUX pipeline around a transformer that may be in training."""
+    """Draws with a transformer that may be in training. The host only counts the denoising steps."""
 
     def __init__(self, model: Path, transformer: nn.Cell, dtype: ms.Type, variant: str | None = None) -> None:
         self.transformer = transformer
         self.dtype = dtype
-        with quiet():
-            from mindone.diffusers import FluxPipeline
-
-            self.pipeline: Any = FluxPipeline(
-                scheduler=loading.load_scheduler(model),
-                vae=loading.load_vae(model, loading.VAE_DTYPE, variant),
-                text_encoder=None,
-                tokenizer=None,
-                text_encoder_2=None,
-                tokenizer_2=None,
-                transformer=transformer,
-            )
-        self.pipeline.set_progress_bar_config(disable=True)
-        self.vae = self.pipeline.vae
+        self.scheduler = loading.load_scheduler(model)
+        self.vae = loading.load_vae(model, loading.VAE_DTYPE, variant)
+        self.step = EulerStep(transformer)
         self.channels = self.vae.config.latent_channels
         self.factor = 2 ** (len(self.vae.config.block_out_channels) - 1)
 
@@ -76,27 +95,45 @@ class Sampler:
         finally:
             self.transformer.set_train(was_training)
 
-    def pixels(self, requests: Sequence[Request], settings: SampleSettings) -> np.ndarray:
-        """One batch of pictures before rounding: [N, 3, H, W], white is 1 and black is -1."""
+    def pixels(self, requests: Sequence[Request], settings: SampleSettings) -> list[np.ndarray]:
+        """One batch of pictures before rounding, each [3, H, W]; white is 1 and black is -1."""
         # every batch is full, so that there is one compiled shape
         padded = [*requests, *[requests[-1]] * (settings.batch - len(requests))]
         h, w = (side // self.factor for side in settings.size)
+        latents = flow.unpack(self.denoise(padded, settings, h, w).astype(ms.float32), h, w)
+        latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
+        # one at a time: the VAE needs more memory than the transformer
+        return [self.vae.decode(latents[i : i + 1], return_dict=False)[0].asnumpy()[0] for i in range(len(requests))]
+
+    def denoise(self, requests: Sequence[Request], settings: SampleSettings, height: int, width: int) -> Tensor:
+        """Packed latents from noise; height and width are the latents'."""
         noise = [
-            generator(r.seed, r.number, r.purpose).standard_normal((self.channels, h, w), np.float32) for r in padded
+            generator(r.seed, r.number, r.purpose).standard_normal((self.channels, height, width), np.float32)
+            for r in requests
         ]
-        tokens = self.pipeline(
-            prompt_embeds=Tensor(np.stack([r.prompt_embeds for r in padded])).astype(self.dtype),
-            pooled_prompt_embeds=Tensor(np.stack([r.pooled_prompt_embeds for r in padded])).astype(self.dtype),
-            latents=flow.pack(Tensor(np.stack(noise))).astype(self.dtype),
-            height=settings.size.height,
-            width=settings.size.width,
-            num_inference_steps=settings.steps,
-            guidance_scale=settings.guidance,
-            output_type="latent",
-        )[0]
-        latents = flow.unpack(tokens.astype(ms.float32), h, w) / self.vae.config.scaling_factor
-        pixels = self.vae.decode(latents + self.vae.config.shift_factor, return_dict=False)[0].asnumpy()
-        return pixels[: len(requests)]
+        x_t = flow.pack(Tensor(np.stack(noise))).astype(self.dtype)
+        prompt_embeds = Tensor(np.stack([r.prompt_embeds for r in requests])).astype(self.dtype)
+        pooled = Tensor(np.stack([r.pooled_prompt_embeds for r in requests])).astype(self.dtype)
+        guidance = None
+        if self.transformer.config.guidance_embeds:
+            guidance = Tensor(np.full(len(requests), settings.guidance, np.float32))
+        text_ids = Tensor(np.zeros((prompt_embeds.shape[1], 3), np.float32))
+        image_ids = Tensor(flow.image_position_ids(height, width))
+        timesteps, sigmas = sampling_schedule(self.scheduler, settings.steps, x_t.shape[1])
+        for i, timestep in enumerate(timesteps):
+            t = Tensor(np.full(len(requests), timestep, np.float32))
+            change = Tensor(sigmas[i + 1] - sigmas[i])
+            x_t = self.step(x_t, t, change, guidance, prompt_embeds, pooled, text_ids, image_ids)
+        return x_t
+
+
+def sampling_schedule(scheduler: Any, steps: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Timesteps [steps] and noise levels [steps + 1], with the scheduler's shift for a picture of so many tokens."""
+    c = scheduler.config
+    slope = (c.max_shift - c.base_shift) / (c.max_image_seq_len - c.base_image_seq_len)
+    mu = tokens * slope + c.base_shift - slope * c.base_image_seq_len
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+    return scheduler.timesteps.asnumpy(), scheduler.sigmas.asnumpy()
 
 
 def to_picture(pixels: np.ndarray) -> Image.Image:

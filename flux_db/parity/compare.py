@@ -21,7 +21,7 @@ from flux_db.data.timesteps import loss_weights, timestep_fraction, timestep_ind
 from flux_db.model import adapter, flow, loading, optim, text_encoder
 from flux_db.model.optim import SecondPart
 from flux_db.model.runtime import DTYPES, Runtime
-from flux_db.model.sampler import Request, Sampler, SampleSettings
+from flux_db.model.sampler import Request, Sampler, SampleSettings, sampling_schedule
 from flux_db.model.text_encoder import Pooled
 from flux_db.parity import golden
 from flux_db.parity.golden import Reference
@@ -179,13 +179,8 @@ def _schedule_error(reference: Reference, settings: Mapping[str, Any]) -> float:
 
 
 def _sampling_table(model: Path, steps: int, tokens: int) -> dict[str, np.ndarray]:
-    from mindone.diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
-
-    scheduler = loading.load_scheduler(model)
-    c = scheduler.config
-    mu = calculate_shift(tokens, c.base_image_seq_len, c.max_image_seq_len, c.base_shift, c.max_shift)
-    retrieve_timesteps(scheduler, steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-    return {"sigmas": scheduler.sigmas.asnumpy(), "timesteps": scheduler.timesteps.asnumpy()}
+    timesteps, sigmas = sampling_schedule(loading.load_scheduler(model), steps, tokens)
+    return {"sigmas": sigmas, "timesteps": timesteps}
 
 
 def _density_error(reference: Reference, scheme: str) -> float:

@@ -156,7 +156,7 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
         "Resolution": data.resolution,
         "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}",
         "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
-        "Loss": f"weighting scheme {config.loss.weighting_scheme}, guidance {config.loss.guidance_scale:g}",
+        "Loss": _loss(config),
         "Precision": config.runtime.mixed_precision,
         "Seed": config.output.seed,
         "Made with": f"flux-db {__version__}; settings `{trained_file.settings_hash(config, facts.global_batch)}`",
@@ -174,6 +174,13 @@ def _text_encoder(config: Config) -> dict[str, str]:
     steps = f", in the first {text.text_encoder_steps} steps" if text.text_encoder_steps else ""
     layers = ", ".join(f"`{layer}`" for layer in lora.layers)
     return {"Text encoder (CLIP)": f"rank {lora.rank}, alpha {lora.alpha:g}{rate}{steps}; {layers}"}
+
+
+def _loss(config: Config) -> str:
+    loss = config.loss
+    sampling = f", timesteps by {loss.timestep_sampling}" if loss.timestep_sampling != "scheme" else ""
+    sampling += f" {loss.flow_shift:g}" if loss.timestep_sampling == "shift" else ""
+    return f"weighting scheme {loss.weighting_scheme}{sampling}, guidance {loss.guidance_scale:g}"
 
 
 def _plain(text: str) -> str:

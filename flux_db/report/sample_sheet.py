@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from flux_db.run.sample_files import Round, columns, spread
 
@@ -10,6 +10,8 @@ from flux_db.run.sample_files import Round, columns, spread
 MOST_ROUNDS = 32
 MOST_PIXELS = 24_000_000
 SMALLEST_CELL = 64
+# Smaller samples than this are enlarged by a whole factor, so that they can be looked at and headings have room.
+EASILY_SEEN = 128
 
 GAP = 6
 INK, PAPER = (40, 40, 40), (255, 255, 255)
@@ -42,9 +44,10 @@ def sample_sheet(rounds: list[Round]) -> Image.Image:
 
 
 def _cell(rounds: list[Round], across: int) -> tuple[int, int]:
-    """Width and height of a cell: the last picture's own, if the sheet does not get too large."""
+    """Width and height of a cell: the last picture's own, larger if that is small, if the sheet has room for it."""
     with Image.open(rounds[-1].pictures[0].path) as picture:
-        width, height = picture.size
+        factor = -(-EASILY_SEEN // max(picture.size)) if max(picture.size) < EASILY_SEEN else 1
+        width, height = (side * factor for side in picture.size)
     scale = min(1.0, (MOST_PIXELS / (width * height * across * len(rounds))) ** 0.5)
     scale = max(scale, min(1.0, SMALLEST_CELL / min(width, height)))
     return max(1, round(width * scale)), max(1, round(height * scale))
@@ -53,8 +56,7 @@ def _cell(rounds: list[Round], across: int) -> tuple[int, int]:
 def _fitted(image: Image.Image, width: int, height: int) -> Image.Image:
     if image.size == (width, height):
         return image
-    image.thumbnail((width, height), Image.Resampling.LANCZOS)
-    return image
+    return ImageOps.contain(image, (width, height), Image.Resampling.LANCZOS)
 
 
 def _spans(heads: list[tuple[str, int]]) -> list[tuple[tuple[int, int], str]]:

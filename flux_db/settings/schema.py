@@ -192,6 +192,14 @@ class LossConfig:
     """Mean of the logit_normal scheme."""
     logit_std: float = 1.0
     """Standard deviation of the logit_normal scheme."""
+    timestep_sampling: Literal["scheme", "uniform", "sigmoid", "shift", "flux_shift"] = "scheme"
+    """How noise levels are drawn. scheme: by --weighting_scheme, whose weights apply with the others too. uniform;
+    sigmoid: the middle is preferred; shift: the same moved towards more noise by --flow_shift; flux_shift: moved by the
+    size of the picture, as FLUX.1 itself was trained."""
+    sigmoid_scale: float = 1.0
+    """Width of sigmoid, shift and flux_shift: more draws more of both ends."""
+    flow_shift: float = 3.0
+    """Shift of --timestep_sampling shift; 1 is none."""
     mode_scale: float = 1.29
     """Scale of the mode scheme: above 0 prefers the middle timesteps, below 0 the ends."""
 

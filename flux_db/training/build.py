@@ -38,7 +38,8 @@ class Graph:
     scaler: DynamicLossScaler | None
     """With fp16 only."""
     dropout_key: Parameter | None
-    num_timesteps: int
+    sigmas: np.ndarray
+    """[T] noise level of each timestep index."""
     text_encoder: nn.Cell | None = None
     """CLIP, if it is trained."""
 
@@ -56,7 +57,8 @@ class Training:
     total_steps: int
     learning_rates: np.ndarray
     """[total_steps]; [total_steps, 3] if CLIP is trained"""
-    num_timesteps: int
+    sigmas: np.ndarray
+    """[T] noise level of each timestep index."""
     latent_shape: tuple[int, int, int]
     text_encoder: nn.Cell | None = None
     """CLIP, if it is trained."""
@@ -116,7 +118,7 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
         step=step,
         scaler=scaler,
         dropout_key=dropout_key,
-        num_timesteps=len(settings.sigmas),
+        sigmas=settings.sigmas,
         text_encoder=clip,
     )
 
@@ -162,7 +164,7 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
             config.optim, total, scale, config.text_encoder if graph.text_encoder is not None else None
         ),
         text_encoder=graph.text_encoder,
-        num_timesteps=graph.num_timesteps,
+        sigmas=graph.sigmas,
         latent_shape=latent_shape(config, model),
     )
 

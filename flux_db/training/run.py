@@ -131,7 +131,7 @@ def batch_source(config: Config, training: Training, cache: Cache, dataset: Data
         layout=training.layout,
         latent_shape=training.latent_shape,
         learning_rates=training.learning_rates,
-        num_timesteps=training.num_timesteps,
+        sigmas=training.sigmas,
         start=progress.step * training.layout.accumulation,
     )
 

@@ -14,7 +14,7 @@ from flux_db.atomic import write_png
 from flux_db.console import say, stage
 from flux_db.data.encode_cache import Cache
 from flux_db.model.runtime import Runtime
-from flux_db.model.sampler import Request, Sampler, SampleSettings, grid, to_picture
+from flux_db.model.sampler import Request, Sampler, SampleSettings, batch_of, grid, to_picture
 from flux_db.output_folder import GRID, SAMPLES
 from flux_db.report.sample_sheet import sample_sheet
 from flux_db.run import sample_files
@@ -69,10 +69,12 @@ class Validator:
             Request(**cache.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
             for prompt, number in pairs
         ]
+        size = validation_size(config)
         self.settings = SampleSettings(
-            size=validation_size(config),
+            size=size,
             steps=validation.validation_inference_steps,
             guidance=validation.validation_guidance,
+            batch=batch_of(size, len(self.requests)),
         )
 
     def run(self, step: int) -> None:

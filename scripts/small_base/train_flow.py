@@ -7,14 +7,26 @@ guidance value that the model is given. The averaged weights are the result.
 
 from __future__ import annotations
 
+import argparse
 import copy
-import os
 import random
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import SEED, Clock, arguments, learning_rate, load, pictures, rng_of, save, to_tensor
+from common import (
+    SEED,
+    Clock,
+    Workers,
+    arguments,
+    learning_rate,
+    load,
+    pictures,
+    rng_of,
+    run_workers,
+    save,
+    to_tensor,
+)
 from diffusers import AutoencoderKL
 from flow_model import LATENT, FlowModel, Tokenizers, as_ids, decode, pack, sample
 from PIL import Image
@@ -23,7 +35,7 @@ from torch import Tensor
 from flux_db.demo.tiny_model import WORDS, vae_config
 from flux_db.demo.world import caption, random_scene
 
-COUNT = 12_000
+COUNT = 20_000
 CAPTIONS = 4
 BATCH = 32
 PEAK = 1.2e-3
@@ -139,23 +151,6 @@ def contact_sheet(path: Path, vae: AutoencoderKL, model: FlowModel, tokenizers: 
     Image.fromarray(np.concatenate([np.concatenate(list(row), axis=1) for row in rows])).save(path)
 
 
-class Workers:
-    """Processes that each take half of a batch: on a busy machine they wait for each other once a step only."""
-
-    def __init__(self, work: Path, rank: int, count: int) -> None:
-        self.rank, self.count = rank, count
-        if count > 1:
-            torch.distributed.init_process_group(
-                "gloo", init_method=f"file://{work.resolve()}/meet", rank=rank, world_size=count
-            )
-
-    def mean(self, numbers: Tensor) -> Tensor:
-        if self.count > 1:
-            torch.distributed.all_reduce(numbers)
-            numbers /= self.count
-        return numbers
-
-
 class Training:
     """The weights, their average, the optimizer, and how far they are."""
 
@@ -193,56 +188,44 @@ class Training:
         self.optimizer.zero_grad()
         loss = loss_of(self.model, self.average, draws, number, size, distil=progress > DISTIL_FROM)
         loss.backward()
-        spent = self.clock.progress * workers.count if workers.rank == 0 else 0.0
-        flat = torch.cat([*(p.grad.flatten() for p in self.parameters), torch.tensor([loss.item(), spent])])
-        flat = workers.mean(flat)
-        for p, part in zip(self.parameters, flat[:-2].split([p.numel() for p in self.parameters]), strict=True):
-            p.grad.copy_(part.view_as(p))
+        mean, progress = workers.average_gradients(self.parameters, loss.item(), self.clock.progress)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         average(self.average, self.model, self.step)
         self.step, self.seen = self.step + 1, self.seen + size * workers.count
-        return float(flat[-2]), float(flat[-1])
+        return mean, progress
 
 
-def train(rank: int, work: Path, minutes: float, processes: int) -> None:
-    torch.set_num_threads(1)
-    parent = os.getppid()
-    workers, tokenizers, vae = Workers(work, rank, processes), Tokenizers(), load_vae(work)
+def train(rank: int, given: argparse.Namespace) -> None:
+    work = given.work
+    workers, tokenizers, vae = Workers(work, rank, given.threads), Tokenizers(), load_vae(work)
     latents = all_latents(work, vae)
     scale, shift = scale_and_shift(latents)
     draws = Draws(latents, *all_captions(tokenizers), tokenizers.one(""), scale, shift)
-    training = Training(work / "flow.pt", minutes)
-    first = rank == 0
-    if first:
+    training = Training(work / "flow.pt", given.minutes)
+    if workers.is_first:
         sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in training.model.named_children()}
         print("  ".join(f"{name} {size / 1e6:.2f} M" for name, size in sizes.items()), flush=True)
         print(f"scaling_factor {scale} shift_factor {shift}", flush=True)
-    losses, last_saved, progress = (
-        [],
-        training.clock.spent,
-        float(workers.mean(torch.tensor([training.clock.progress]))),
-    )
-    while progress < 1.0:
+    losses: list[float] = []
+    last_saved, progress = training.clock.spent, float(workers.mean(torch.tensor([training.clock.progress])))
+    while progress < 1.0 and not workers.is_orphan:
         loss, progress = training.update(draws, workers, progress)
         losses.append(loss)
-        if os.getppid() != parent:  # it was stopped
-            return
-        if first and training.step % 50 == 0:
+        if workers.is_first and training.step % 50 == 0:
             print(f"step {training.step} {training.clock.spent:.0f} s loss {np.mean(losses[-50:]):.4f}", flush=True)
-        if first and (training.clock.spent - last_saved > 240 or progress >= 1.0):
+        if workers.is_first and (training.clock.spent - last_saved > 240 or progress >= 1.0):
             last_saved = training.clock.spent
             training.save({"scale": scale, "shift": shift})
             contact_sheet(work / f"flow_{training.step:05}.png", vae, training.average, tokenizers, draws)
-    if first:
+    if workers.is_first:
         print(f"{training.step} steps, {training.seen} pictures", flush=True)
 
 
 def main() -> None:
     given = arguments("Train transformer and text encoders of the small model.", minutes=65)
     all_latents(given.work, load_vae(given.work))
-    (given.work / "meet").unlink(missing_ok=True)
-    torch.multiprocessing.spawn(train, (given.work, given.minutes, given.threads), nprocs=given.threads)
+    run_workers(train, given)
 
 
 if __name__ == "__main__":

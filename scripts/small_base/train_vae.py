@@ -11,9 +11,23 @@ the subjects, which it never sees, have other colours and marks.
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import torch
-from common import HELD_OUT_SEED, Clock, arguments, learning_rate, load, pictures, rng_of, save, to_tensor
+from common import (
+    HELD_OUT_SEED,
+    Clock,
+    Workers,
+    arguments,
+    learning_rate,
+    load,
+    pictures,
+    rng_of,
+    run_workers,
+    save,
+    to_tensor,
+)
 from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
@@ -23,7 +37,7 @@ from flux_db.demo.world import SUBJECTS, draw, subject_scene
 
 COUNT = 12_000
 BATCH = 8
-CROPS_UNTIL = 0.62
+CROPS_UNTIL = 0.5
 """So much of the time goes to pieces of a quarter of the size: four times the steps."""
 PEAK = 1.5e-3
 HALF_WEIGHT = 0.5
@@ -77,13 +91,13 @@ def subject_pictures(subject: str, count: int = 64) -> Tensor:
     return to_tensor(np.stack([np.asarray(draw(subject_scene(subject, HELD_OUT_SEED, i))) for i in range(count)]))
 
 
-def main() -> None:
-    given = arguments("Train the VAE of the small model.", minutes=20, decoder="train only the decoder")
+def train(rank: int, given: argparse.Namespace) -> None:
+    workers = Workers(given.work, rank, given.threads)
     array = pictures(given.work, COUNT)
     torch.manual_seed(0)
     vae = AutoencoderKL.from_config(vae_config("small")).to(memory_format=torch.channels_last)
-    print(f"{sum(p.numel() for p in vae.parameters()) / 1e6:.2f} M parameters", flush=True)
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=PEAK, betas=(0.9, 0.98), weight_decay=1e-3)
+    parameters = list(vae.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=PEAK, betas=(0.9, 0.98), weight_decay=1e-3)
     path, step, clock = given.work / "vae.pt", 0, Clock(given.minutes)
     if state := load(path):
         vae.load_state_dict(state["vae"])
@@ -91,26 +105,34 @@ def main() -> None:
         step, clock = state["step"], Clock(given.minutes, state["spent"])
     vae.encoder.requires_grad_(not given.decoder)
     held_out = to_tensor(pictures(given.work, 256, HELD_OUT_SEED))
-    last_saved = clock.spent
-    while clock.progress < 1.0:
-        optimizer.param_groups[0]["lr"] = learning_rate(PEAK, step, clock.progress)
-        x = batch(array, step, 32 if clock.progress < CROPS_UNTIL else 64)
-        loss = loss_of(vae, x, rng_of(step, "vae noise"))
+    last_saved, progress = clock.spent, float(workers.mean(torch.tensor([clock.progress])))
+    while progress < 1.0 and not workers.is_orphan:
+        optimizer.param_groups[0]["lr"] = learning_rate(PEAK, step, progress)
+        number = step * workers.count + rank
+        x = batch(array, number, 32 if progress < CROPS_UNTIL else 64)
+        loss = loss_of(vae, x, rng_of(number, "vae noise"))
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        mean, progress = workers.average_gradients(parameters, loss.item(), clock.progress)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         step += 1
-        if clock.spent - last_saved > 30 or clock.progress >= 1.0:
+        if workers.is_first and (clock.spent - last_saved > 30 or progress >= 1.0):
             last_saved = clock.spent
             state = {"vae": vae.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "spent": clock.spent}
             save(path, state)
-            print(
-                f"step {step} {clock.spent:.0f} s loss {loss:.4f} held out {decibels(vae, held_out[:16]):.2f} dB",
-                flush=True,
-            )
-    figures = {"held out": decibels(vae, held_out)} | {s: decibels(vae, subject_pictures(s)) for s in SUBJECTS}
-    print("  ".join(f"{name} {value:.2f} dB" for name, value in figures.items()), f"after {step} steps", flush=True)
+            figure = decibels(vae, held_out[:16])
+            print(f"step {step} {clock.spent:.0f} s loss {mean:.4f} held out {figure:.2f} dB", flush=True)
+    if workers.is_first:
+        figures = {"held out": decibels(vae, held_out)} | {s: decibels(vae, subject_pictures(s)) for s in SUBJECTS}
+        print("  ".join(f"{name} {value:.2f} dB" for name, value in figures.items()), f"after {step} steps", flush=True)
+
+
+def main() -> None:
+    given = arguments("Train the VAE of the small model.", minutes=15, decoder="train only the decoder")
+    pictures(given.work, COUNT)
+    pictures(given.work, 256, HELD_OUT_SEED)
+    run_workers(train, given)
 
 
 if __name__ == "__main__":

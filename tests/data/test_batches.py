@@ -46,7 +46,7 @@ def source(config, steps=12, **layout):
     return BatchSource(
         config=config, dataset=dataset, cache=cache, layout=BatchLayout(**layout),
         latent_shape=build.latent_shape(config, model), learning_rates=np.linspace(0, 1, steps, dtype=np.float32),
-        num_timesteps=1000,
+        sigmas=np.linspace(1.0, 0.001, 1000),
     )  # fmt: skip
 
 

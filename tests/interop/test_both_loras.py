@@ -6,7 +6,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
-from test_interop import ask_torch, draw_here
+from torch_link import ask_torch, draw_here
 from world import PROMPT, metrics, train
 
 from flux_db.data import batches, encode, encode_cache
@@ -58,7 +58,7 @@ def there(run, cpu, world, tmp_path_factory):
         layout=BatchLayout(batch=run.optim.train_batch_size),
         latent_shape=build.latent_shape(run, model),
         learning_rates=optim.learning_rates(run.optim, STEPS, 1.0, run.text_encoder),
-        num_timesteps=1000,
+        sigmas=np.linspace(1.0, 0.001, 1000),
     )
     arrays = {
         f"{number}/{'ids' if name == 'pooled_prompt_embeds' else name}": value

@@ -156,6 +156,14 @@ def test_t5_is_left_out_but_clip_is_not(tmp_path, capfd):
     assert "1 layers of text encoders are not used" in capfd.readouterr().err
 
 
+def test_resize_and_merge_loras_keep_both_parts(tmp_path):
+    source, output = trained(tmp_path / "d"), tmp_path / "r.safetensors"
+    assert main(["merge-loras", f"{source}:0.5", str(source), "--rank", str(2 * RANK), "-o", str(output)]) == 0
+    before, after = (lora_file.read(path).layers for path in (source, output))
+    assert before.keys() == after.keys() and "text_encoder_rank" not in metadata(output)
+    assert all(np.allclose(after[name].delta(), 1.5 * layer.delta(), atol=1e-4) for name, layer in before.items())
+
+
 def test_fuse_merges_both_parts(tmp_path):
     model = tmp_path / "model"
     write_tiny_model(model, "tiny")

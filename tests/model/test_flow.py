@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from flux_db.data.timesteps import loss_weights, timestep_fraction, timestep_index
+from flux_db.data.timesteps import (
+    drawn_sigma,
+    flux_shift,
+    loss_weights,
+    nearest_index,
+    shifted,
+    timestep_fraction,
+    timestep_index,
+)
 from flux_db.model import flow
 
 SCHEMES = ("none", "sigma_sqrt", "logit_normal", "mode", "cosmap")
@@ -69,6 +77,59 @@ def test_mode_is_its_formula_and_stays_monotone_within_0_and_1(scale):
 
 def test_mode_scale_has_the_default_of_the_paper():
     assert timestep_fraction(Fixed(0.25), "mode") == pytest.approx(0.75 - 1.29 * (math.cos(math.pi / 8) ** 2 - 0.75))
+
+
+def kolmogorov_distance(draws, distribution):
+    """Largest difference between the draws' own distribution and the one they should have."""
+    x = np.sort(draws)
+    expected = np.array([distribution(value) for value in x])
+    steps = np.arange(len(x) + 1) / len(x)
+    return max(np.abs(expected - steps[:-1]).max(), np.abs(expected - steps[1:]).max())
+
+
+def of_sigmoid(scale, shift):
+    """P(sigma <= x): the shift undone, then the logit is normal."""
+
+    def distribution(x):
+        t = x / (shift - (shift - 1) * x)
+        return (1 + math.erf(math.log(t / (1 - t)) / scale / math.sqrt(2))) / 2
+
+    return distribution
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tokens", "shape", "distribution"),
+    [
+        ("uniform", 256, {}, lambda x: x),
+        ("sigmoid", 256, {}, of_sigmoid(1.0, 1.0)),
+        ("sigmoid", 256, {"sigmoid_scale": 2.0}, of_sigmoid(2.0, 1.0)),
+        ("shift", 256, {}, of_sigmoid(1.0, 3.0)),
+        ("shift", 256, {"flow_shift": 0.5, "sigmoid_scale": 1.5}, of_sigmoid(1.5, 0.5)),
+        ("flux_shift", 4096, {}, of_sigmoid(1.0, 3.158193)),
+        ("flux_shift", 1024, {}, of_sigmoid(1.0, 1.877556)),
+    ],
+)
+def test_noise_levels_have_the_density_of_their_formula(sampling, tokens, shape, distribution):
+    rng, count = philox(), 4000
+    draws = np.array([drawn_sigma(rng, sampling, tokens, **shape) for _ in range(count)])
+    assert 0.0 < draws.min() < draws.max() < 1.0
+    limit = 1.63 / math.sqrt(count)  # of Kolmogorov and Smirnov: one sample in a hundred exceeds it
+    assert kolmogorov_distance(draws, distribution) < limit
+    assert kolmogorov_distance(draws, of_sigmoid(1.0, 1.3)) > limit  # another density does not pass
+
+
+@pytest.mark.parametrize(("tokens", "shift"), [(256, 1.649), (1024, 1.878), (2304, 2.332), (4096, 3.158)])
+def test_the_shift_of_flux_grows_with_the_picture(tokens, shift):
+    assert flux_shift(tokens) == pytest.approx(shift, abs=5e-4)
+
+
+def test_a_noise_level_gets_the_nearest_timestep():
+    sigmas = np.linspace(1.0, 0.001, 1000)
+    levels = [0.0, 0.0004, 0.001, 0.0014, 0.0016, 0.5, 0.9996, 1.0]
+    assert [nearest_index(level, sigmas) for level in levels] == [999, 999, 999, 999, 998, 500, 0, 0]
+    table = shifted(sigmas, 3.0)  # of a scheduler with a fixed shift
+    for level in np.linspace(0.0, 1.0, 97):
+        assert nearest_index(level, table) == np.abs(table - level).argmin()
 
 
 def test_timestep_index_is_clamped():

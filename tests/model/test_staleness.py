@@ -98,7 +98,7 @@ def test_noise_differs_from_step_to_step(cpu, world, tmp_path):
         layout=BatchLayout(batch=1),
         latent_shape=build.latent_shape(config, model),
         learning_rates=np.ones(6, np.float32),
-        num_timesteps=1000,
+        sigmas=np.linspace(1.0, 0.001, 1000),
     )
     columns = [source[i]._asdict() for i in range(6)]
     for name in ("noise", "eps"):

@@ -37,7 +37,7 @@ aspect_ratio_buckets max_buckets cache_crops mask_dir alpha_mask unmasked_weight
 rank lora_rank lora_alpha lora_dropout lora_compute lora_layers
 train_text_encoder text_encoder_lr adam_weight_decay_text_encoder text_encoder_rank text_encoder_layers
 text_encoder_steps
-guidance_scale weighting_scheme logit_mean logit_std mode_scale
+guidance_scale weighting_scheme logit_mean logit_std timestep_sampling sigmoid_scale flow_shift mode_scale
 train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
 lr_scheduler lr_warmup_steps lr_num_cycles lr_power
 adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm
@@ -443,6 +443,19 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
         (
             ["--device=CPU", "--no-deterministic"],
             "--no-deterministic: of use on Ascend only; leave it out with --device CPU",
+        ),
+        (
+            ["--timestep_sampling=shift", "--weighting_scheme=logit_normal"],
+            "--timestep_sampling shift: --weighting_scheme logit_normal draws the noise levels too;"
+            " leave one of them out",
+        ),
+        (
+            ["--timestep_sampling=flux_shift", "--flow_shift=2"],
+            "--flow_shift 2: not used with --timestep_sampling flux_shift; leave it out",
+        ),
+        (
+            ["--sigmoid_scale=2"],
+            "--sigmoid_scale 2: not used with --timestep_sampling scheme; leave it out",
         ),
         (
             ["--compile_cache=off", "--compile_cache_dir=graphs"],

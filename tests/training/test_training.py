@@ -227,7 +227,7 @@ def test_transparent_pictures_have_their_background_wherever_they_are_opened(cpu
     config = world.config(tmp_path / "out", **places, alpha_background="#3366cc", cache_latents=False)
     batches = BatchSource(
         config=config, dataset=dataset, cache=cache, layout=BatchLayout(batch=1), latent_shape=(16, 4, 4),
-        learning_rates=np.zeros(1, np.float32), num_timesteps=1000,
+        learning_rates=np.zeros(1, np.float32), sigmas=np.linspace(1.0, 0.001, 1000),
     )  # fmt: skip
     clear, solid = (batches._picture(sample, 0, 0)[0] for sample in dataset.examples)
     np.testing.assert_array_equal(clear, solid)
@@ -246,7 +246,7 @@ def source(config, cpu, **layout):
     _, cache, dataset, _ = prepare(config, cpu)
     return BatchSource(
         config=config, dataset=dataset, cache=cache, layout=BatchLayout(**layout), latent_shape=(16, 4, 4),
-        learning_rates=np.linspace(0, 1, 6, dtype=np.float32), num_timesteps=1000,
+        learning_rates=np.linspace(0, 1, 6, dtype=np.float32), sigmas=np.linspace(1.0, 0.001, 1000),
     )  # fmt: skip
 
 
