@@ -12,6 +12,7 @@ from mindspore.amp import DynamicLossScaler
 from flux_db.model import flow
 from flux_db.model.optim import FlatOptimizer, flatten
 from flux_db.model.quiet import quiet
+from flux_db.model.text_encoder import clip_vectors
 from flux_db.step_inputs import StepResult
 
 with quiet():
@@ -98,6 +99,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.parts = settings.accumulation * settings.world_size
         self.vae = vae
         self.text_encoder = text_encoder
+        self.eos_token_id = text_encoder.config.eos_token_id if text_encoder is not None else None
         self.dropout_key = dropout_key
         self.dynamic_scale = loss_scaler is not None
         self.loss_scaler = self.grad_scaler.loss_scaler
@@ -128,7 +130,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         """CLIP's vectors of a batch, stored or by CLIP inside the graph, whose LoRA is trained."""
         if self.text_encoder is None:
             return text
-        return self.text_encoder(text, return_dict=False)[1]
+        return clip_vectors(self.text_encoder, text, self.eos_token_id)
 
     def forward(self, pictures, eps, noise, index, prompt_embeds, pooled, mask=None):
         sigma = self.sigmas[index]

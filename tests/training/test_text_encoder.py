@@ -1,5 +1,7 @@
 """CLIP trained with the transformer: the step, exact resume, samples and validation with the trained CLIP."""
 
+import shutil
+
 import mindspore as ms
 import numpy as np
 import program
@@ -64,6 +66,27 @@ def test_the_loss_is_that_of_clips_own_vectors_and_dropout_is_the_loras_alone(cp
     stopped = optimizer.weights.asnumpy().copy()
     small = call(step, given | {"lr": np.array([0.0, 1e-2, 0.0], np.float32)})[1]
     assert np.array_equal(optimizer.weights.asnumpy(), stopped) and 0 < small < norm
+
+
+@pytest.mark.parametrize("eos", [2, 49407])
+def test_the_vector_is_read_where_transformers_reads_it(cpu, eos):
+    """At the highest token id by CLIP-L's own settings, otherwise at the first end of the text."""
+    ids = np.array([[49406, 320, 49407, 49407], [49406, 49407, 0, 0]], np.int32)
+    hidden = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
+
+    class Hidden(ms.nn.Cell):
+        def construct(self, ids, return_dict=False):
+            return (Tensor(hidden),)
+
+    class Vectors(ms.nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.model = Hidden()
+
+        def construct(self, ids):
+            return text_encoder.clip_vectors(self.model, ids, eos)
+
+    assert np.array_equal(Vectors()(Tensor(ids)).asnumpy(), hidden[[0, 1], [2, 1]])
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +172,7 @@ def test_an_older_cache_is_completed_with_tokens_and_t5_is_not_loaded(cpu, world
 def drawn(world, tmp_path_factory):
     """As a user starts it: class pictures, samples, validation loss; a strong text encoder and a weak transformer."""
     output = tmp_path_factory.mktemp("drawn") / "run"
+    held_out = shutil.copytree(world.pictures, output.parent / "held out")
     settings = world.settings(
         output,
         **{**TEXT, "text_encoder_lr": 0.1, "learning_rate": 1e-6, "lora_layers": LAYERS, "max_train_steps": 4},
@@ -160,7 +184,7 @@ def drawn(world, tmp_path_factory):
         num_validation_images=1,
         validation_steps=4,
         validation_inference_steps=2,
-        validation_data_dir=str(world.pictures),
+        validation_data_dir=str(held_out),
     )
     done = program.run(program.trainer(settings), timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
