@@ -19,11 +19,12 @@ class StepInputs(NamedTuple):
     prompt_embeds: Any
     """[B, L, D] of T5"""
     pooled_prompt_embeds: Any
-    """[B, D'] of CLIP"""
+    """[B, D'] of CLIP; or [B, 77] token ids, if the step has CLIP"""
     dropout_key: Any
     """[B, 3] from which the LoRA dropout masks are made"""
     lr: Any
-    """[] learning rate of this optimizer step"""
+    """[] learning rate of this optimizer step; or, if the step has CLIP, [3]: the transformer's, CLIP's, and 1 if CLIP
+    is trained in this step, else 0"""
     boundary: Any
     """[] true on the last micro-step of an accumulation window"""
     mask: Any = None

@@ -12,6 +12,7 @@ from mindspore.amp import DynamicLossScaler
 from flux_db.model import flow
 from flux_db.model.optim import FlatOptimizer, flatten
 from flux_db.model.quiet import quiet
+from flux_db.model.text_encoder import clip_vectors
 from flux_db.step_inputs import StepResult
 
 with quiet():
@@ -83,6 +84,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         settings: StepSettings,
         *,
         vae: nn.Cell | None = None,
+        text_encoder: nn.Cell | None = None,
         loss_scaler: DynamicLossScaler | None = None,
         dropout_key: Parameter | None = None,
     ) -> None:
@@ -96,6 +98,8 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.dtype = settings.dtype
         self.parts = settings.accumulation * settings.world_size
         self.vae = vae
+        self.text_encoder = text_encoder
+        self.eos_token_id = text_encoder.config.eos_token_id if text_encoder is not None else None
         self.dropout_key = dropout_key
         self.dynamic_scale = loss_scaler is not None
         self.loss_scaler = self.grad_scaler.loss_scaler
@@ -122,11 +126,17 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
             return pictures
         return ops.stop_gradient(self.vae.encode(pictures)[0])
 
+    def pool(self, text: Tensor) -> Tensor:
+        """CLIP's vectors of a batch, stored or by CLIP inside the graph, whose LoRA is trained."""
+        if self.text_encoder is None:
+            return text
+        return clip_vectors(self.text_encoder, text, self.eos_token_id)
+
     def forward(self, pictures, eps, noise, index, prompt_embeds, pooled, mask=None):
         sigma = self.sigmas[index]
         x_0 = flow.latents_from_moments(self.encode(pictures), eps, self.vae_shift, self.vae_scale)
         x_t = flow.add_noise(x_0, noise, sigma)
-        velocity = self.velocity(x_t, index, prompt_embeds, pooled)
+        velocity = self.velocity(x_t, index, prompt_embeds, self.pool(pooled))
         mask = None if mask is None else flow.pack(mask)
         errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index], mask)
         if self.prior_loss_weight is None:
@@ -161,6 +171,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         vector = self.all_reduce(vector) / self.parts
         scale = self.loss_scaler.scale_value * 1.0
         gradient, loss, stop = vector[:-2] / scale, vector[-2], vector[-1] * self.parts
+        gradient = self.optimizer.trained(gradient, lr)
         norm = ops.sqrt(self.optimizer.sum(gradient * gradient))
         finite = ops.isfinite(norm)
         clip = ops.minimum(self.max_grad_norm / (norm + 1e-6), Tensor(1.0, ms.float32))

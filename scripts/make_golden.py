@@ -25,7 +25,7 @@ from safetensors.numpy import save
 from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
 from flux_db.parity import golden
-from flux_db.settings.schema import DEFAULT_LAYERS
+from flux_db.settings.schema import DEFAULT_LAYERS, TEXT_ENCODER_LAYERS
 
 Arrays = dict[str, np.ndarray]
 
@@ -58,22 +58,50 @@ def transformers(dev: Path, schnell: Path, wide: Path, arrays: Arrays, *precisio
     trainee, weights = with_lora(dev, *precision)
     found["transformer.lora"] = answer(trainee)
     found["picture"] = picture(dev, trainee, arrays)
+    text, text_keys = text_encoder(dev, arrays, *precision)
     facts = {
+        "text_lora_keys": text_keys,
         "inputs": golden.digest([*golden.all_inputs(), *(weights[key] for key in sorted(weights))]),
         "parameter_names": sorted(name for name, _ in trainee.transformer.named_parameters()),
         "lora_keys": sorted(weights),
     }
-    return found | training(trainee), facts
+    return found | training(trainee) | text, facts
 
 
-def with_lora(model: Path, *precision: torch.dtype) -> tuple[reference.Trainee, Arrays]:
+def with_lora(model: Path, *precision: torch.dtype, with_clip: bool = False) -> tuple[reference.Trainee, Arrays]:
     """A transformer with the reference's LoRA in the default layers, and that LoRA's weights."""
-    trainee = reference.Trainee(model, *precision)
+    trainee = reference.Trainee(model, *precision, with_clip=with_clip)
     reference.add_lora(trainee.transformer, DEFAULT_LAYERS, golden.RANK, golden.ALPHA)
     shapes = {key: tuple(value.shape) for key, value in reference.lora_state(trainee.transformer).items()}
     weights = golden.lora_weights(shapes)
     reference.set_lora(trainee.transformer, weights)
     return trainee, weights
+
+
+def text_encoder(model: Path, arrays: Arrays, *precision: torch.dtype) -> tuple[Arrays, list[str]]:
+    """Both LoRAs trained together, CLIP's in all its linear layers; and the keys of that."""
+    trainee, _ = with_lora(model, *precision, with_clip=True)
+    rank = golden.TEXT_ENCODER["text_encoder_rank"]
+    reference.add_lora(trainee.clip, TEXT_ENCODER_LAYERS, rank, golden.TEXT_ALPHA)
+    shapes = {key: tuple(v.shape) for key, v in reference.lora_state(trainee.clip, "text_encoder").items()}
+    reference.set_lora(trainee.clip, golden.lora_weights(shapes), "text_encoder")
+    ids = {"ids": golden.token_rows(arrays["ids.clip"])}
+    pooled = trainee.pooled({"ids": arrays["ids.clip"]}).float().numpy()
+    found = {"clip.lora": pooled, "clip.picture": picture(model, trainee, arrays | {"clip": pooled})}
+    batches = [golden.batch(number) | ids for number in range(golden.STEPS)]
+    return found | train_both(trainee, batches), sorted(shapes)
+
+
+@torch.enable_grad()
+def train_both(trainee: reference.Trainee, batches: list[Arrays]) -> Arrays:
+    trainee.backward(trainee.loss(batches[0], guidance_scale=golden.GUIDANCE))
+    gradients = reference.lora_gradients(trainee.clip, "text_encoder")
+    for network in trainee.networks:
+        network.zero_grad()
+    settings = golden.OPTIMIZER | golden.TEXT_ENCODER
+    course = np.array(trainee.train(batches, settings, guidance_scale=golden.GUIDANCE))
+    named = {f"clip.gradient.{name}": value for name, value in gradients.items()}
+    return named | {"clip.adamw.loss": course[:, 0], "clip.adamw.norm": course[:, 1]}
 
 
 def write(folder: Path, arrays: Arrays, facts: dict) -> None:

@@ -26,6 +26,7 @@ from diffusers.training_utils import cast_training_params, compute_loss_weightin
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch.utils.hooks import RemovableHandle
+from transformers import CLIPTextModel
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -51,6 +52,10 @@ def load_transformer(model: Path, dtype: torch.dtype = torch.float32) -> FluxTra
     return transformer.requires_grad_(False).eval()
 
 
+def load_clip(model: Path, dtype: torch.dtype = torch.float32) -> CLIPTextModel:
+    return CLIPTextModel.from_pretrained(model, subfolder="text_encoder", dtype=dtype).requires_grad_(False).eval()
+
+
 def load_vae(model: Path) -> AutoencoderKL:
     return AutoencoderKL.from_pretrained(model, subfolder="vae").requires_grad_(False).eval()
 
@@ -73,30 +78,29 @@ def pipeline(model: Path, transformer: FluxTransformer2DModel) -> FluxPipeline:
     return pipe
 
 
-def add_lora(transformer: FluxTransformer2DModel, layers: Sequence[str], rank: int, alpha: float) -> None:
-    transformer.add_adapter(
-        LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=list(layers))
-    )
-    cast_training_params([transformer], dtype=torch.float32)
+def add_lora(network: torch.nn.Module, layers: Sequence[str], rank: int, alpha: float) -> None:
+    """For the transformer, and for CLIP as diffusers' script does it."""
+    network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=list(layers)))
+    cast_training_params([network], dtype=torch.float32)
 
 
-def lora_state(transformer: FluxTransformer2DModel) -> dict[str, torch.Tensor]:
+def lora_state(network: torch.nn.Module, prefix: str = "transformer") -> dict[str, torch.Tensor]:
     """By file key."""
-    return {f"transformer.{name}": value for name, value in get_peft_model_state_dict(transformer).items()}
+    return {f"{prefix}.{name}": value for name, value in get_peft_model_state_dict(network).items()}
 
 
-def set_lora(transformer: FluxTransformer2DModel, weights: Arrays) -> None:
-    state = {name.removeprefix("transformer."): torch.tensor(value) for name, value in weights.items()}
-    result = set_peft_model_state_dict(transformer, state)
+def set_lora(network: torch.nn.Module, weights: Arrays, prefix: str = "transformer") -> None:
+    state = {name.removeprefix(f"{prefix}."): torch.tensor(value) for name, value in weights.items()}
+    result = set_peft_model_state_dict(network, state)
     if result.unexpected_keys:
         raise ValueError(f"unexpected: {result.unexpected_keys}")
 
 
-def lora_gradients(transformer: FluxTransformer2DModel) -> dict[str, np.ndarray]:
+def lora_gradients(network: torch.nn.Module, prefix: str = "transformer") -> dict[str, np.ndarray]:
     """By file key."""
-    named = transformer.named_parameters()
+    named = network.named_parameters()
     return {
-        f"transformer.{name.replace('.default', '')}": p.grad.detach().numpy().copy()
+        f"{prefix}.{name.replace('.default', '')}": p.grad.detach().numpy().copy()
         for name, p in named
         if p.requires_grad
     }
@@ -118,9 +122,25 @@ def as_seen_by(rounding: torch.dtype | None, value: torch.Tensor | None) -> torc
 class Trainee:
     """A transformer, and what its loss needs besides."""
 
-    def __init__(self, model: Path, dtype: torch.dtype = torch.float32, rounding: torch.dtype | None = None) -> None:
-        """`rounding`: compute in `dtype`, but with weights, timesteps and guidance rounded to this other precision."""
+    def __init__(
+        self,
+        model: Path,
+        dtype: torch.dtype = torch.float32,
+        rounding: torch.dtype | None = None,
+        *,
+        with_clip: bool = False,
+    ) -> None:
+        """`rounding`: compute in `dtype`, but with weights, timesteps and guidance rounded to this other precision.
+
+        `with_clip`: batches have token ids as `ids`. CLIP is in bf16 where the transformer is, otherwise in float32.
+        """
         self.dtype, self.rounding = dtype, rounding
+        self.clip = None
+        if with_clip:
+            text_dtypes = [
+                torch.bfloat16 if one == torch.bfloat16 else torch.float32 for one in (rounding or dtype, dtype)
+            ]
+            self.clip = load_clip(model, text_dtypes[0]).to(text_dtypes[1])
         # in fp16 small gradients would vanish
         self.loss_scale = 1024.0 if dtype == torch.float16 else 1.0
         self.transformer = load_transformer(model, rounding or dtype).to(dtype)
@@ -145,13 +165,18 @@ class Trainee:
             hidden_states=FluxPipeline._pack_latents(noisy, b, c, h, w).to(self.dtype),
             timestep=as_seen_by(self.rounding, timesteps / 1000),
             guidance=as_seen_by(self.rounding, guidance),
-            pooled_projections=torch.tensor(batch["pooled"]).to(self.dtype),
+            pooled_projections=self.pooled(batch).to(self.dtype),
             encoder_hidden_states=torch.tensor(batch["prompt_embeds"]).to(self.dtype),
             txt_ids=torch.zeros(batch["prompt_embeds"].shape[1], 3),
             img_ids=FluxPipeline._prepare_latent_image_ids(b, h // 2, w // 2, "cpu", torch.float32),
             return_dict=False,
         )[0]
         return answer.float(), noise - model_input, sigmas
+
+    def pooled(self, batch: Arrays) -> torch.Tensor:
+        if self.clip is None:
+            return torch.tensor(batch["pooled"])
+        return self.clip(torch.tensor(batch["ids"]).long(), output_hidden_states=False).pooler_output
 
     def _sigmas(self, timesteps: torch.Tensor) -> torch.Tensor:
         steps = [(self.scheduler.timesteps == t).nonzero().item() for t in timesteps]
@@ -173,16 +198,23 @@ class Trainee:
     def backward(self, loss: torch.Tensor) -> None:
         """Leaves the gradients of the LoRA's tensors in them."""
         (loss * self.loss_scale).backward()
-        for p in self.transformer.parameters():
+        for p in (p for network in self.networks for p in network.parameters()):
             if p.grad is not None:
                 p.grad /= self.loss_scale
 
+    @property
+    def networks(self) -> list[torch.nn.Module]:
+        return [self.transformer] if self.clip is None else [self.transformer, self.clip]
+
     def train(self, batches: Iterable[Arrays], optimizer: Mapping, **loss_settings) -> list[tuple[float, float]]:
         """AdamW on every batch; returns (loss, norm of the gradient before clipping) of each step."""
-        self.transformer.train()
-        trained = [p for p in self.transformer.parameters() if p.requires_grad]
+        groups = []
+        for network, own in zip(self.networks, ({}, _of_text_encoder(optimizer)), strict=False):
+            network.train()
+            groups.append({"params": [p for p in network.parameters() if p.requires_grad], **own})
+        trained = [p for group in groups for p in group["params"]]
         adamw = torch.optim.AdamW(
-            trained,
+            groups,
             lr=optimizer["learning_rate"],
             betas=(optimizer["adam_beta1"], optimizer["adam_beta2"]),
             weight_decay=optimizer["adam_weight_decay"],
@@ -197,6 +229,12 @@ class Trainee:
             adamw.zero_grad()
             course.append((loss.item(), norm.item()))
         return course
+
+
+def _of_text_encoder(optimizer: Mapping) -> dict[str, float]:
+    """The settings of its own that diffusers' script gives CLIP's LoRA."""
+    names = {"lr": "text_encoder_lr", "weight_decay": "adam_weight_decay_text_encoder"}
+    return {name: optimizer[flag] for name, flag in names.items() if flag in optimizer}
 
 
 def _mean_error(prediction: torch.Tensor, target: torch.Tensor, weighting: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # The files that take longest, in this order; begun first, so that no worker ends with a long one by itself.
 LONGEST = """
 test_full_disk commands/test_trainer training/test_launch training/test_training training/test_survival
+training/test_text_encoder
 parity/test_golden test_train_step data/test_batches test_endings model/test_staleness lora/test_using
 settings/test_inputs test_signals training/test_validation test_fuzz model/test_model_folder
 """

@@ -30,9 +30,8 @@ PACKAGES = {
     " stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema derived subject_word command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts picture_processor scoring_folder identity device"
-    " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime"
-    " empty_network gathered_linear sharding filling loading flow optim"
-    " dropout adapter sampler",
+    " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime empty_network"
+    " gathered_linear sharding filling loading flow optim dropout adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
     "check": "folders values model memory files pictures everything plan contact_sheet dry_run",
@@ -41,9 +40,8 @@ PACKAGES = {
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "brush creatures things places world judge tiny_model pictures",
     "score": "samples measures prompts judged encoders embedded scorer runs",
-    "training": "build class_pictures earlier resume scoring prepare snapshot failure checkpoints sample_rounds"
-    " validation_loss validation compiling loop run"
-    " worker_logs launch",
+    "training": "build class_pictures earlier resume scoring prepare snapshot failure checkpoints text_vectors"
+    " sample_rounds validation_loss validation compiling loop run worker_logs launch",
     "graph": "ir ascend_graph",
     "parity": "golden compare",
     "doctor": "result table machine operators step links examination simulated_step simulation",

@@ -85,6 +85,8 @@ def memory_lines(config: Config) -> list[str]:
     """What each network takes, for a plan of the run, and what there is."""
     machine = _machine()
     lines = [str(need) for need in (_transformer(config, None), _t5(config, None)) if need is not None]
+    if clip := clip_bytes(config):
+        lines.append(f"CLIP, which is trained, takes {clip / 1e9:.2f} GB of that, and as much on each device")
     if machine is not None and lines:
         lines.append(f"{_gigabytes(machine.available)} of {_gigabytes(machine.total)} are available now")
     return lines
@@ -107,8 +109,16 @@ def _transformer(config: Config, folder: Path | None) -> Need | None:
     devices = number_of_devices()
     share = Share(0, devices if config.runtime.shard_base else 1)
     size = sum(_kept(name, shape, share, shapes) for name, shape in shapes.items())
-    each = size * _ITEM_BYTES[config.runtime.mixed_precision] + PROGRAM_BYTES
-    return Need(network="the transformer", processes=_processes_here(devices), each=each)
+    clip = clip_bytes(config, folder)
+    each = size * _ITEM_BYTES[config.runtime.mixed_precision] + clip + PROGRAM_BYTES
+    network = "the transformer and CLIP" if clip else "the transformer"
+    return Need(network=network, processes=_processes_here(devices), each=each)
+
+
+def clip_bytes(config: Config, folder: Path | None = None) -> int:
+    """What CLIP takes in every process that trains it; 0 if it is not trained, or not here yet."""
+    shapes = _shapes(config, folder, "text_encoder") if config.text_encoder.train_text_encoder else None
+    return sum(map(math.prod, (shapes or {}).values())) * _ITEM_BYTES[text_precision(config)]
 
 
 def _t5(config: Config, folder: Path | None) -> Need | None:

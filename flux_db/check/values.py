@@ -14,7 +14,7 @@ from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
 from flux_db.settings.derived import background, has_trigger, instance_prompt, recomputed
-from flux_db.settings.schema import TRACKERS, Config, LossConfig, to_flat_dict
+from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, LossConfig, to_flat_dict
 from flux_db.settings.subject_word import word_of
 from flux_db.size import parse_size
 
@@ -39,7 +39,7 @@ def _from(low: int, high: int, names: str) -> tuple[str, Callable[[float], bool]
 # What a number must be, the test for it, and the flags it is asked of. Unset flags are left out. The upper limits are
 # far beyond any use: a number above them is a slip, and would fill the memory or never come to an end.
 BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    _from(1, MOST_STEPS, "max_train_steps"),
+    _from(1, MOST_STEPS, "max_train_steps text_encoder_steps"),
     _from(0, MOST_STEPS, "lr_warmup_steps"),
     _from(
         1,
@@ -47,20 +47,20 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "num_train_epochs lr_num_cycles validation_epochs validation_steps score_steps checkpointing_steps"
         " checkpoints_total_limit max_skipped_steps",
     ),
-    _from(1, 4096, "rank"),  # the sides of most layers of FLUX.1 are 3072
+    _from(1, 4096, "rank text_encoder_rank"),  # the sides of most layers of FLUX.1 are 3072
     _from(1, 1000, "train_batch_size gradient_accumulation_steps sample_batch_size cache_crops"),
     _from(1, 1000, "validation_inference_steps"),  # FLUX.1 has so many timesteps
     _from(1, 10_000, "repeats num_validation_images"),
     _from(1, 100_000, "num_class_images"),
     _from(1, 64, "max_buckets"),  # each is a graph to compile
     _from(0, 256, "dataloader_num_workers"),
-    _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay"),
+    _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay adam_weight_decay_text_encoder"),
     _from(0, 10**6, "prior_loss_weight"),
     _from(-1000, 1000, "logit_mean"),
     (
         "above 0, up to 1000",
         lambda x: 0 < x <= 1000,
-        "logit_std learning_rate lr_power adam_epsilon sigmoid_scale flow_shift",
+        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift",
     ),
     ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
     # without clipping: as large as you like, but a float32
@@ -148,6 +148,7 @@ def _contradictions(config: Config) -> list[Problem]:
     warmup = optim.lr_warmup_steps
     return [
         *_prior_problems(config),
+        *_text_encoder_problems(config),
         *_picture_contradictions(config),
         *_device_problems(config),
         *_timestep_problems(config),
@@ -214,6 +215,37 @@ def _prior_problems(config: Config) -> list[Problem]:
         rules.append(_Rule(prior and value is None, switch, f" needs --{name}: add it", (name,)))
         rules.append(_Rule(not prior and value is not None, name, alone, (switch,)))
     return _broken(*rules)
+
+
+def _text_encoder_problems(config: Config) -> list[Problem]:
+    text, switch = config.text_encoder, "train_text_encoder"
+    defaults = {field.name: field.default for field in dataclasses.fields(text)}
+    given = [name for name, default in defaults.items() if name != switch and getattr(text, name) != default]
+    unknown = [name for name in text.layers if name not in TEXT_ENCODER_LAYERS]
+    return _broken(
+        *(
+            _Rule(
+                not text.train_text_encoder,
+                name,
+                f" {getattr(text, name)}: needs --{switch}; add that or leave --{name} out",
+                (switch,),
+            )
+            for name in given
+        ),
+        _Rule(
+            bool(unknown) or not text.layers,
+            "text_encoder_layers",
+            f" {text.text_encoder_layers}: expects all, or some of {', '.join(TEXT_ENCODER_LAYERS)}"
+            + (did_you_mean(unknown[0], TEXT_ENCODER_LAYERS) if unknown else ""),
+        ),
+        _Rule(
+            text.train_text_encoder and config.optim.optimizer == "prodigy" and "text_encoder_lr" in given,
+            "text_encoder_lr",
+            f" {text.text_encoder_lr:g}: Prodigy finds one step size for both LoRAs; leave --text_encoder_lr out, or "
+            "use --optimizer adamw",
+            ("optimizer",),
+        ),
+    )
 
 
 def _device_problems(config: Config) -> list[Problem]:

@@ -59,7 +59,7 @@ class BatchSource:
     latent_shape: tuple[int, int, int]
     """[C, h, w] of the latent of a square of --resolution."""
     learning_rates: np.ndarray
-    """[steps] of the whole run."""
+    """[steps] of the whole run; [steps, 3] if CLIP is trained."""
     sigmas: np.ndarray
     """[T] noise level of each timestep index, descending."""
     start: int = 0
@@ -77,8 +77,8 @@ class BatchSource:
         rows = list(_THREADS.map(lambda entry: self._row(*entry), entries))
         stacks = _THREADS.map(lambda name: self._stacks.stack(name, [row[name] for row in rows]), rows[0])
         columns = dict(zip(rows[0], stacks, strict=True))
-        lr = np.float32(self.learning_rates[micro_step // self.layout.accumulation])
-        return StepInputs(**columns, lr=np.array(lr), boundary=np.array(self.layout.is_boundary(micro_step)))
+        lr = np.array(self.learning_rates[micro_step // self.layout.accumulation], np.float32)
+        return StepInputs(**columns, lr=lr, boundary=np.array(self.layout.is_boundary(micro_step)))
 
     @cached_property
     def _stacks(self) -> _Stacks:
@@ -103,7 +103,8 @@ class BatchSource:
 
     def _row(self, k: int, example: Example, stream_id: int) -> dict[str, np.ndarray]:
         """One example: everything random about it comes from its position k in the stream."""
-        prompt = self._prompt("" if stream_id == SUBJECT and self._drops_caption(k) else example.prompt)
+        text = "" if stream_id == SUBJECT and self._drops_caption(k) else example.prompt
+        prompt = self._prompt(text)
         picture, mask = self._picture(example, k, stream_id)
         latent = self._latent_shape(example.size)
         row = {
@@ -112,7 +113,7 @@ class BatchSource:
             "noise": self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
             "index": np.int32(self._timestep(k, stream_id, latent)),
             "prompt_embeds": prompt["prompt_embeds"],
-            "pooled_prompt_embeds": prompt["pooled_prompt_embeds"],
+            "pooled_prompt_embeds": self._token_ids(text) if self._has_clip else prompt["pooled_prompt_embeds"],
             "dropout_key": stream.dropout_key(self.config.output.seed, k, stream_id),
         }
         return row | ({"mask": self._loss_weights(mask, latent)} if self.dataset.masked else {})
@@ -164,6 +165,13 @@ class BatchSource:
 
     def _prompt(self, prompt: str) -> dict[str, np.ndarray]:
         return self._cached(self.cache.prompt_file(prompt), f'the prompt "{prompt}"')
+
+    @property
+    def _has_clip(self) -> bool:
+        return self.config.text_encoder.train_text_encoder
+
+    def _token_ids(self, prompt: str) -> np.ndarray:
+        return self._cached(self.cache.token_file(prompt), f'the tokens of the prompt "{prompt}"')["ids"]
 
     def _cached(self, path: Path, what: str) -> dict[str, np.ndarray]:
         arrays = self.cache.read(path)

@@ -26,6 +26,9 @@ from flux_db.size import Size
 # Reading and hashing a file releases Python's lock.
 READERS = min(8, os.cpu_count() or 1)
 
+# CLIP's text model has positions for no more.
+CLIP_TOKENS = 77
+
 # T5 gives 8 MB for each.
 PROMPTS_AT_ONCE = 4
 
@@ -43,12 +46,15 @@ class Work:
 
     prompts: tuple[str, ...]
     pictures: tuple[tuple[Example, bool], ...]
+    tokens: tuple[str, ...] = ()
+    """Prompts whose token ids CLIP's training needs."""
 
     def __bool__(self) -> bool:
-        return bool(self.prompts or self.pictures)
+        return bool(self.prompts or self.pictures or self.tokens)
 
     def describe(self) -> str:
         parts = [f"{len(self.prompts)} prompts"] if self.prompts else []
+        parts += [f"the tokens of {len(self.tokens)} prompts"] if self.tokens else []
         parts += [f"{len(self.pictures)} pictures"] if self.pictures else []
         return " and ".join(parts)
 
@@ -75,9 +81,12 @@ def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
     with ThreadPoolExecutor(READERS) as pool:
         has_prompt = pool.map(lambda prompt: cache.is_sound(cache.prompt_file(prompt)), prompts)
         has_picture = pool.map(cache.is_sound, pictures)
+        trained = prompts if config.text_encoder.train_text_encoder else {}
+        has_tokens = pool.map(lambda prompt: cache.is_sound(cache.token_file(prompt)), trained)
         return Work(
             tuple(prompt for prompt, there in zip(prompts, has_prompt, strict=True) if not there),
             tuple(entry for entry, there in zip(pictures.values(), has_picture, strict=True) if not there),
+            tuple(prompt for prompt, there in zip(trained, has_tokens, strict=True) if not there),
         )
 
 
@@ -90,6 +99,8 @@ def encode(config: Config, model: Path, cache: Cache, work: Work) -> None:
 
     runtime.start(config.runtime, alone=True)
     cache.folder.mkdir(parents=True, exist_ok=True)
+    if work.tokens:
+        _store_tokens(model, cache, work.tokens)
     if work.prompts:
         encode_prompts(config, model, cache, work.prompts)
     if work.pictures:
@@ -109,7 +120,7 @@ def encode_prompts(config: Config, model: Path, cache: Cache, prompts: Sequence[
     with stage("Encoding prompts with CLIP"):
         clip = loading.load_clip(model, dtype, config.model.variant)
         for group in _groups(prompts, PROMPTS_AT_ONCE):
-            ids = token_ids(clip_tokenizer, group, min(clip_tokenizer.model_max_length, 77), "CLIP")
+            ids = clip_token_ids(clip_tokenizer, group)
             rows = clip(Tensor(_filled(ids, PROMPTS_AT_ONCE)), return_dict=False)[1].float().asnumpy()
             pooled |= zip(group, rows[: len(group)], strict=True)
     del clip
@@ -123,6 +134,19 @@ def encode_prompts(config: Config, model: Path, cache: Cache, prompts: Sequence[
                 arrays = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled[prompt]}
                 writer.write(cache.prompt_file(prompt), arrays)
             bar.update(len(group))
+
+
+def _store_tokens(model: Path, cache: Cache, prompts: Sequence[str]) -> None:
+    from flux_db.model import loading
+
+    tokenizer, _ = loading.load_tokenizers(model)
+    for prompt, ids in zip(prompts, clip_token_ids(tokenizer, prompts), strict=True):
+        cache.write(cache.token_file(prompt), {"ids": np.ascontiguousarray(ids)})
+
+
+def clip_token_ids(tokenizer: Any, prompts: Sequence[str]) -> np.ndarray:
+    """[prompts, CLIP_TOKENS]"""
+    return token_ids(tokenizer, prompts, min(tokenizer.model_max_length, CLIP_TOKENS), "CLIP")
 
 
 def token_ids(tokenizer, prompts: Sequence[str], length: int, encoder: str) -> np.ndarray:

@@ -93,6 +93,10 @@ class Cache:
     def prompt_file(self, prompt: str) -> Path:
         return self._file("prompt", [self.text_model, self.text_precision, self.max_sequence_length, prompt])
 
+    def token_file(self, prompt: str) -> Path:
+        """CLIP's token ids, for a run that trains CLIP."""
+        return self._file("tokens", [self.text_model, prompt])
+
     def picture_file(self, example: Example, flip: bool) -> Path:
         """Moments of the example's crop, and its mask."""
         height, width = example.size

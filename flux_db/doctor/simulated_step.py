@@ -11,6 +11,7 @@ from mindspore import Tensor
 from flux_db.check.model import locate_checked
 from flux_db.console import say, stage
 from flux_db.data.dataset import Dataset, read_dataset
+from flux_db.data.encode import CLIP_TOKENS
 from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
 from flux_db.model import model_folder, runtime
@@ -44,7 +45,7 @@ def zeros(config: Config, model: Path, dataset: Dataset, training: Training, siz
     channels = training.latent_shape[0]
     shrink = config.data.resolution // training.latent_shape[1]
     latent = (size.height // shrink, size.width // shrink)
-    cached = config.data.cache_latents
+    cached, clip = config.data.cache_latents, training.text_encoder is not None
     zero = lambda *shape: np.zeros((rows, *shape), np.float32)  # noqa: E731
     return StepInputs(
         pictures=zero(2 * channels, *latent) if cached else zero(3, size.height, size.width),
@@ -52,9 +53,9 @@ def zeros(config: Config, model: Path, dataset: Dataset, training: Training, siz
         noise=zero(channels, *latent),
         index=np.zeros(rows, np.int32),
         prompt_embeds=zero(config.data.max_sequence_length, widths["joint_attention_dim"]),
-        pooled_prompt_embeds=zero(widths["pooled_projection_dim"]),
+        pooled_prompt_embeds=np.zeros((rows, CLIP_TOKENS), np.int32) if clip else zero(widths["pooled_projection_dim"]),
         dropout_key=zero(DROPOUT_NUMBERS),
-        lr=np.array(0, np.float32),
+        lr=np.zeros(3 if clip else (), np.float32),
         boundary=np.array(True),
         mask=zero(1, *latent) if dataset.masked else None,
     )

@@ -21,13 +21,15 @@ from mindspore import Tensor, nn
 from mindspore.amp import DynamicLossScaler
 from mindspore.nn.utils import no_init_parameters
 
+from flux_db.data.encode import CLIP_TOKENS
 from flux_db.errors import UserError
 from flux_db.graph import ir
-from flux_db.model import adapter, operators, optim, runtime, sharding
+from flux_db.model import adapter, operators, optim, runtime, sharding, text_encoder
+from flux_db.model.optim import SecondPart
 from flux_db.model.quiet import quiet
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import EulerStep
-from flux_db.settings.derived import Recomputed
+from flux_db.settings.derived import Recomputed, text_lora
 from flux_db.settings.schema import Config, RuntimeConfig, from_flat_dict
 from flux_db.stream import DROPOUT_NUMBERS
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
@@ -48,6 +50,7 @@ SMALL_WIDTHS = {
 LATENT_CHANNELS = 16
 NONE = Recomputed("none")
 DEVICES = 8
+CLIP_LAYERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,8 @@ class Case:
     shard_base: bool = False
     prior: bool = False
     masked: bool = False
+    clip: bool = False
+    """CLIP is trained too."""
     flags: dict[str, Any] = field(default_factory=dict)
     """Further settings of the LoRA and the optimizer."""
 
@@ -98,10 +103,22 @@ def _build_step(case: Case) -> TrainStepForFluxDevDB:
         if case.shard_base:
             sharding.shard_base(transformer, Runtime(device="Ascend", dtype=case.dtype, world_size=case.devices))
         recompute(transformer, case.recomputed)
-        optimizer = optim.build_optimizer(list(adapter.parameters(transformer).values()), config.optim)
+        weights, text, second = list(adapter.parameters(transformer).values()), None, None
+        if case.clip:
+            text = build_clip(case.widths["pooled_projection_dim"], case.dtype)
+            adapter.inject_text_encoder(text, text_lora(config), 0, _lora_dtype(case), key)
+            weights += list(adapter.parameters(text).values())
+            second = SecondPart(len(adapter.parameters(text)), 1e-3)
+        optimizer = optim.build_optimizer(weights, config.optim, second=second)
         scaler = DynamicLossScaler(2.0**16, 2, 2000) if case.dtype == ms.float16 else None
-        step = TrainStepForFluxDevDB(transformer, optimizer, _settings(case), loss_scaler=scaler, dropout_key=key)
-    return step.set_train(True)
+        settings = _settings(case)
+        step = TrainStepForFluxDevDB(
+            transformer, optimizer, settings, text_encoder=text, loss_scaler=scaler, dropout_key=key
+        )
+    step.set_train(True)
+    if text is not None:
+        text_encoder.set_training(text)
+    return step
 
 
 def _cut(transformer: nn.Cell, share: Share) -> None:
@@ -143,9 +160,11 @@ def _step_inputs(case: Case) -> list[Tensor]:
         _zeros(*latent),
         Tensor(np.zeros(case.rows, np.int32)),
         _zeros(case.rows, case.tokens, case.widths.get("joint_attention_dim", 4096)),
-        _zeros(case.rows, case.widths.get("pooled_projection_dim", 768)),
+        Tensor(np.zeros((case.rows, CLIP_TOKENS), np.int32))
+        if case.clip
+        else _zeros(case.rows, case.widths.get("pooled_projection_dim", 768)),
         _zeros(case.rows, DROPOUT_NUMBERS),
-        Tensor(np.float32(1e-4)),
+        _zeros(3) if case.clip else Tensor(np.float32(1e-4)),
         Tensor(np.array(True)),
     ]
     return inputs + ([_zeros(case.rows, 1, side, side)] if case.masked else [])
@@ -216,15 +235,19 @@ def t5(dtype: ms.Type = ms.bfloat16) -> str:
         return compiled(model, [Tensor(np.zeros((1, 16), np.int32))])
 
 
-def clip(dtype: ms.Type = ms.bfloat16) -> str:
-    def build() -> nn.Cell:
+def build_clip(width: int, dtype: ms.Type) -> nn.Cell:
+    """CLIP's text model of two layers."""
+    with quiet():
         from mindone.transformers import CLIPTextModel
         from transformers import CLIPTextConfig
 
-        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-        return _AsEncoded(_frozen(CLIPTextModel(CLIPTextConfig(**shape, vocab_size=64)), dtype))
+        layers = CLIP_LAYERS
+        shape = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
+        return _frozen(CLIPTextModel(CLIPTextConfig(**shape, num_attention_heads=4, vocab_size=64)), dtype)
 
-    with _for_ascend(build) as model:
+
+def clip(dtype: ms.Type = ms.bfloat16) -> str:
+    with _for_ascend(lambda: _AsEncoded(build_clip(32, dtype))) as model:
         return compiled(model, [Tensor(np.zeros((1, 77), np.int32))])
 
 
@@ -324,12 +347,20 @@ def compiled(cell: nn.Cell, inputs: Sequence[Tensor]) -> str:
 
 
 EVERYTHING = Case(accumulation=2, devices=DEVICES, prior=True, masked=True, flags={"lora_dropout": 0.1})
+WITH_CLIP = Case(
+    accumulation=2,
+    devices=DEVICES,
+    prior=True,
+    clip=True,
+    flags={"lora_dropout": 0.1, "train_text_encoder": True, "text_encoder_rank": 5, "text_encoder_layers": "all"},
+)
 GRAPHS: dict[str, Callable[[], str]] = {
     # with two blocks of each kind in a row: what a block keeps is the next one's input
     "step": lambda: training_step(Case(widths={**SMALL_WIDTHS, "num_layers": 2, "num_single_layers": 2})),
     "everything": lambda: training_step(EVERYTHING),
     "fp16": lambda: training_step(Case(dtype=ms.float16, recomputed=NONE, flags={"optimizer": "prodigy"})),
     "attention": lambda: training_step(Case(recomputed=Recomputed("attention"))),
+    "with CLIP": lambda: training_step(WITH_CLIP),
     "sharded": lambda: training_step(Case(devices=DEVICES, shard_base=True)),
     "sampler": sampler,
     "validation loss": validation_loss,

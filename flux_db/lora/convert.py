@@ -63,10 +63,11 @@ def convert(file: LoraFile, format_: Format) -> tuple[dict[str, np.ndarray], dic
 
 
 def parts(file: LoraFile) -> Layers:
-    """The transformer's layers by diffusers' names, whatever the file's format. Text encoders are left out."""
+    """The layers of transformer and CLIP by diffusers' names, whatever the file's format. T5 is left out."""
     kept = file.without_text_encoders()
     if left_out := len(file.others) - len(kept.others):
-        say(f"warning: {file.path}: {left_out} layers of text encoders are not used, only those of the transformer")
+        used = "those of the transformer and of CLIP"
+        say(f"warning: {file.path}: {left_out} layers of text encoders are not used, only {used}")
     layers = kept.only_flux().layers
     return split(layers, _read_note(file.metadata.get(NOTE_OF_PARTS)).layers) if file.is_fused else dict(layers)
 
@@ -76,17 +77,25 @@ def name_tensors(layers: Layers, format_: Format, *, alphas: bool = True) -> dic
     tensors = {}
     alphas = alphas and any(layer.alpha_dtype or layer.alpha != layer.rank for layer in layers.values())
     for name, layer in layers.items():
-        module = {
-            "diffusers": f"transformer.{name}",
-            "kohya": f"lora_unet_{name.replace('.', '_')}",
-            "comfyui": f"diffusion_model.{name}",
-        }[format_]
+        module = _module(name, format_)
         down, up = ("lora_down", "lora_up") if format_ in FUSED else ("lora_A", "lora_B")
         tensors[f"{module}.{down}.weight"] = np.ascontiguousarray(layer.down)
         tensors[f"{module}.{up}.weight"] = np.ascontiguousarray(layer.up)
         if alphas:
             tensors[f"{module}.alpha"] = _alpha_tensor(layer, format_)
     return tensors
+
+
+def _module(name: str, format_: Format) -> str:
+    """A layer as the format calls it."""
+    if layer_names.is_text(name):
+        own = name.removeprefix(layer_names.TEXT_ENCODER)
+        return f"lora_te1_{own.replace('.', '_')}" if format_ in FUSED else name
+    return {
+        "diffusers": f"transformer.{name}",
+        "kohya": f"lora_unet_{name.replace('.', '_')}",
+        "comfyui": f"diffusion_model.{name}",
+    }[format_]
 
 
 def _alpha_tensor(layer: Layer, format_: Format) -> np.ndarray:
@@ -101,8 +110,15 @@ def _alpha_tensor(layer: Layer, format_: Format) -> np.ndarray:
 
 def _fits(adapter: str, layers: Layers) -> bool:
     """Whether diffusers reads the layers rightly by these settings; it rejects other ranks, and alphas given twice."""
+    text = {n.removeprefix(layer_names.TEXT_ENCODER): layer for n, layer in layers.items() if layer_names.is_text(n)}
+    rest = {name: layer for name, layer in layers.items() if not layer_names.is_text(name)}
+    found = [("transformer.", rest), (layer_names.TEXT_ENCODER, text)]
+    return all(_fits_part(adapter, prefix, part) for prefix, part in found if part)
+
+
+def _fits_part(adapter: str, prefix: str, layers: Layers) -> bool:
     try:
-        settings = peft_settings.parse(adapter, "transformer.")
+        settings = peft_settings.parse(adapter, prefix)
     except ValueError:
         return False
     return (

@@ -74,14 +74,16 @@ def _about_layers(file: LoraFile, layers: dict[str, Layer], norms: dict[str, flo
 
 def _network(file: LoraFile) -> str:
     parts = []
-    if file.layers:
-        width = min(layer.down.shape[1] for layer in file.layers.values())
-        blocks = {re.match(r"\w+\.\d+", name)[0] for name in file.layers if re.match(r"\w+blocks\.\d+", name)}
+    if own := file.transformer_layers:
+        width = min(layer.down.shape[1] for layer in own.values())
+        blocks = {re.match(r"\w+\.\d+", name)[0] for name in own if re.match(r"\w+blocks\.\d+", name)}
         single = sum(name.startswith("single") for name in blocks)
         parts.append(
-            f"{len(file.layers)} of FLUX.1's transformer, in {len(blocks) - single} double and {single} single blocks; "
+            f"{len(own)} of FLUX.1's transformer, in {len(blocks) - single} double and {single} single blocks; "
             f"width {width}"
         )
+    if text := file.text_layers:
+        parts.append(f"{len(text)} of CLIP's text model, width {min(layer.down.shape[1] for layer in text.values())}")
     if file.others:
         parts.append(f"{len(file.others)} of another network, such as {min(file.others)}")
     return " and ".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mindspore as ms
@@ -22,8 +22,8 @@ from flux_db.lora import merge
 from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
 from flux_db.model import loading, runtime
-from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings, batch_of, grid
+from flux_db.model.text_encoder import Pooled
 from flux_db.png_text import sample_text
 from flux_db.progress import progress_bar
 from flux_db.settings.schema import Config
@@ -46,10 +46,12 @@ def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
         say(f"Encoding {len(missing)} prompts in a process of its own; stored in {cache.folder}")
         child.run(child.command("encode-prompts", *argv), "encoding the prompts")
     machine = runtime.start(config.runtime)
+    parts = merge.by_part(additions)
+    pooled = _pooled(config, model, parts[merge.TEXT_ENCODER], request.prompts) if merge.TEXT_ENCODER in parts else {}
     with stage("Loading the transformer"):
         transformer = loading.load_transformer(model, machine.dtype, config.model.variant)
-        add_loras(transformer, additions, machine)
-    return draw(request, cache, Sampler(model, transformer, machine.dtype, config.model.variant))
+        add_loras(transformer, parts.get(merge.TRANSFORMER, {}), machine.dtype)
+    return draw(request, cache, Sampler(model, transformer, machine.dtype, config.model.variant), pooled)
 
 
 def encode_prompts(request: GenerateRequest) -> None:
@@ -60,10 +62,16 @@ def encode_prompts(request: GenerateRequest) -> None:
         encode.encode_prompts(config, model, cache, missing)
 
 
-def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
-    """Draw picture by picture into the output folder, and a grid with a row for each prompt."""
+def draw(
+    request: GenerateRequest, cache: Cache, sampler: Sampler, pooled: Mapping[str, np.ndarray] | None = None
+) -> Path:
+    """Draw picture by picture into the output folder, and a grid with a row for each prompt.
+
+    `pooled`: CLIP's vectors of the prompts, where they are not the stored ones.
+    """
+    own = {prompt: {"pooled_prompt_embeds": vector} for prompt, vector in (pooled or {}).items()}
     requests = [
-        Request(**cache.read(cache.prompt_file(prompt)), seed=request.seed, number=number)
+        Request(**cache.read(cache.prompt_file(prompt)) | own.get(prompt, {}), seed=request.seed, number=number)
         for prompt in request.prompts
         for number in range(request.num)
     ]
@@ -80,14 +88,25 @@ def draw(request: GenerateRequest, cache: Cache, sampler: Sampler) -> Path:
     return request.output / GRID
 
 
-def add_loras(transformer: nn.Cell, additions: Additions, machine: Runtime) -> None:
+def _pooled(config: Config, model: Path, additions: Additions, prompts: Sequence[str]) -> dict[str, np.ndarray]:
+    """CLIP's vectors of the prompts with the LoRAs in it; CLIP is small enough not to need a process of its own."""
+    dtype = runtime.DTYPES[encode_cache.text_precision(config)]
+    with stage("Encoding prompts with CLIP and its LoRA"):
+        clip = loading.load_clip(model, dtype, config.model.variant)
+        add_loras(clip, additions, dtype)
+        ids = encode.clip_token_ids(loading.load_tokenizers(model)[0], prompts)
+        pooled = Pooled(clip)
+        return {prompt: pooled.of(row) for prompt, row in zip(prompts, ids, strict=True)}
+
+
+def add_loras(network: nn.Cell, additions: Additions, dtype: ms.Type) -> None:
     """Merge LoRAs into the loaded weights; before the first call, which compiles them in."""
-    parameters = transformer.parameters_dict()
+    parameters = network.parameters_dict()
     for name, layers in additions.items():
         parameter = parameters[f"{name}.weight"]
         value = merge.merged(parameter.astype(runtime.DTYPES["no"]).asnumpy(), layers)
-        merge.finite_as(value, FILE_TYPES[machine.dtype], name)
-        parameter.set_data(Tensor(np.ascontiguousarray(value)).astype(machine.dtype))
+        merge.finite_as(value, FILE_TYPES[dtype], name)
+        parameter.set_data(Tensor(np.ascontiguousarray(value)).astype(dtype))
 
 
 def _open(request: GenerateRequest) -> tuple[Config, Path, Cache]:

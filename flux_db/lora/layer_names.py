@@ -2,6 +2,9 @@
 
 diffusers has a layer for each projection. Black Forest Labs' own code, whose names kohya and ComfyUI use, has q, k and
 v (in single blocks the first feed-forward layer as well) in one fused layer.
+
+The layers of CLIP's text model are the same in both: `text_encoder.text_model.encoder.layers.0.self_attn.q_proj` in
+diffusers and here, `lora_te1_text_model_encoder_layers_0_self_attn_q_proj` in kohya's files and ComfyUI's.
 """
 
 from __future__ import annotations
@@ -52,8 +55,36 @@ _BLOCKS = (
 _NUMBER = "(0|[1-9][0-9]{0,3})"
 
 
+TEXT_ENCODER = "text_encoder."
+
+# How CLIP's layers begin in files -> the format.
+TEXT_PREFIXES = {TEXT_ENCODER: "diffusers", "lora_te1_": "kohya", "text_encoders.clip_l.transformer.": "comfyui"}
+
+_TEXT_BLOCK = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2")
+
+
+def is_text(name: str) -> bool:
+    """Whether it is a layer of CLIP's text model, by its name here."""
+    return name.startswith(TEXT_ENCODER) and text_name(name) is not None
+
+
+def text_name(module: str) -> tuple[str, str] | None:
+    """(prefix, name here) of a layer of CLIP's text model, as a file calls it; None if it is none."""
+    for prefix in TEXT_PREFIXES:
+        separator = "_" if prefix.endswith("_") else "."
+        begin = separator.join(("text_model", "encoder", "layers"))
+        if match := re.fullmatch(
+            re.escape(f"{prefix}{begin}{separator}") + rf"{_NUMBER}{re.escape(separator)}(.+)", module
+        ):
+            found = next((layer for layer in _TEXT_BLOCK if layer.replace(".", separator) == match[2]), None)
+            return found and (prefix, f"{TEXT_ENCODER}text_model.encoder.layers.{match[1]}.{found}")
+    return None
+
+
 def parts_of(fused: str) -> tuple[str, ...] | None:
     """diffusers' names of the layers that a fused one holds; None if FLUX.1 has no layer of that name."""
+    if is_text(fused):
+        return (fused,)
     if fused in OUTSIDE:
         return OUTSIDE[fused]
     for here, there, table in _BLOCKS:
@@ -65,6 +96,8 @@ def parts_of(fused: str) -> tuple[str, ...] | None:
 
 def fused_of(part: str) -> str | None:
     """The fused layer that holds one of diffusers'; None if FLUX.1 has no layer of that name."""
+    if is_text(part):
+        return part
     for fused, parts in OUTSIDE.items():
         if part in parts:
             return fused

@@ -36,7 +36,7 @@ PREFIXES = {
     "": "without prefix",
 }
 
-# How the names of text encoders' layers begin, in all formats.
+# How the names of text encoders' layers begin, in all formats. Those of CLIP are known (layer_names), T5's are not.
 TEXT_ENCODERS = ("lora_te", "text_encoder")
 
 _MATRIX = re.compile(r"(.+?)\.(lora_A|lora_down|lora\.down|lora_B|lora_up|lora\.up)(?:\.default)?\.weight")
@@ -78,7 +78,7 @@ class LoraFile:
     format: str
     """One of PREFIXES' values, or mixed, not FLUX.1, not plain."""
     layers: dict[str, Layer]
-    """Layers of FLUX.1's transformer, by diffusers' or by the fused name."""
+    """Layers of FLUX.1's transformer, by diffusers' or by the fused name; and of CLIP, which begin `text_encoder.`"""
     others: dict[str, Layer]
     """Layers of another network, by the file's own name."""
     unread: tuple[str, ...]
@@ -89,15 +89,26 @@ class LoraFile:
 
     @property
     def is_fused(self) -> bool:
-        return any(layer_names.parts_of(name) for name in self.layers)
+        if not self.transformer_layers:
+            return self.format in ("kohya", "comfyui")
+        return any(layer_names.parts_of(name) for name in self.transformer_layers)
+
+    @property
+    def transformer_layers(self) -> dict[str, Layer]:
+        return {name: layer for name, layer in self.layers.items() if not layer_names.is_text(name)}
+
+    @property
+    def text_layers(self) -> dict[str, Layer]:
+        """Of CLIP's text model."""
+        return {name: layer for name, layer in self.layers.items() if layer_names.is_text(name)}
 
     def without_text_encoders(self) -> LoraFile:
-        """Without the layers of text encoders, which kohya's files often have."""
+        """Without layers of text encoders that are not CLIP's, or that it does not have."""
         others = {name: layer for name, layer in self.others.items() if not name.startswith(TEXT_ENCODERS)}
         return dataclasses.replace(self, others=others)
 
     def only_flux(self) -> LoraFile:
-        """The file itself, if all it holds can be used with FLUX.1's transformer; otherwise a UserError."""
+        """The file itself, if all it holds can be used with FLUX.1's transformer and CLIP; otherwise a UserError."""
         if not self.layers:
             parts = _some(self.others or self.unread)
             raise UserError(f"{self.path}: is not a LoRA for FLUX.1 that can be read; it holds {parts}")
@@ -109,7 +120,7 @@ class LoraFile:
                 f"{self.path}: {len(strange)} of its parts are no plain LoRA of FLUX.1's transformer, and would be "
                 f"lost: {_some(strange)}"
             )
-        if self.is_fused and any(layer_names.fused_of(name) for name in self.layers):
+        if self.is_fused and any(layer_names.fused_of(name) for name in self.transformer_layers):
             raise UserError(f"{self.path}: mixes fused layers with single ones: {_some(self.layers)}")
         return self
 
@@ -140,19 +151,21 @@ def read(path: Path | str) -> LoraFile:
     if max(entry.end for entry in file.entries.values()) > _SIZE_LIMIT:
         raise UserError(f"{file.path}: has more than {_SIZE_LIMIT / 2**30:.0f} GiB, too much for a LoRA")
     matrices, alphas, unread = _sort(file)
-    settings = _settings(file)
+    settings, text_settings = _settings(file)
     layers: dict[str, Layer] = {}
     others: dict[str, Layer] = {}
     modules: dict[str, str] = {}
     problems: list[str] = []
-    formats = set()
+    formats, text_formats = set(), set()
     for module, (down, up) in matrices.items():
         prefix, name = _name_of(module)
         is_fused, is_part = layer_names.parts_of(name) is not None, layer_names.fused_of(name) is not None
         # peft's settings are about diffusers' layers of one network
+        is_text, own = layer_names.is_text(name), name.removeprefix(layer_names.TEXT_ENCODER)
         about = Settings() if is_fused or module.startswith(TEXT_ENCODERS) else settings
-        layer = _layer(file, down, up, alphas.pop(module, None), about, name)
-        problems += [f"{module} {problem}" for problem in _problems(layer, about, name)]
+        about = text_settings if is_text else about
+        layer = _layer(file, down, up, alphas.pop(module, None), about, own)
+        problems += [f"{module} {problem}" for problem in _problems(layer, about, own)]
         if not (is_fused or is_part):
             others[module] = layer
             continue
@@ -161,9 +174,12 @@ def read(path: Path | str) -> LoraFile:
         if name in layers:
             raise UserError(f"{file.path}: the layer {name} is there twice, as {modules[name]} and as {module}")
         layers[name], modules[name] = layer, module
-        formats.add(PREFIXES[prefix])
+        if is_text:
+            text_formats.add(layer_names.TEXT_PREFIXES[prefix])
+        else:
+            formats.add(PREFIXES[prefix])
     unread += [*alphas.values()]
-    format_ = _format(formats, others)
+    format_ = _format(formats or text_formats, others)
     return LoraFile(file.path, format_, layers, others, tuple(sorted(unread)), file.metadata, tuple(problems))
 
 
@@ -192,6 +208,8 @@ def _sort(file: WeightFile) -> tuple[dict[str, tuple[str, str]], dict[str, str],
 
 def _name_of(module: str) -> tuple[str, str]:
     """(prefix, layer's name with dots)"""
+    if found := layer_names.text_name(module):
+        return found
     prefix = next(prefix for prefix in PREFIXES if module.startswith(prefix))
     name = module.removeprefix(prefix)
     return prefix, layer_names.with_dots(name) if prefix.endswith("_") else name
@@ -227,19 +245,21 @@ def _problems(layer: Layer, settings: Settings, name: str) -> list[str]:
     return [contradiction] if contradiction else []
 
 
-def _settings(file: WeightFile) -> Settings:
-    """peft's settings: in diffusers' metadata, or in the file that peft writes beside its weights."""
+def _settings(file: WeightFile) -> tuple[Settings, Settings]:
+    """peft's settings of transformer and CLIP: in diffusers' metadata, or in the file that peft writes beside its
+    weights."""
     try:
         if ADAPTER_METADATA in file.metadata:
-            return peft_settings.parse(file.metadata[ADAPTER_METADATA], "transformer.")
+            text = file.metadata[ADAPTER_METADATA]
+            return peft_settings.parse(text, "transformer."), peft_settings.parse(text, layer_names.TEXT_ENCODER)
         if file.path.name == PEFT_FILE_NAME:
-            return peft_settings.parse(read_text(file.path.parent / PEFT_CONFIG_NAME))
+            return peft_settings.parse(read_text(file.path.parent / PEFT_CONFIG_NAME)), Settings()
     except FileNotFoundError:
-        return Settings()
+        return Settings(), Settings()
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise UserError(f"{file.path}: the settings that came with the LoRA cannot be read: {reason}") from problem
-    return Settings()
+    return Settings(), Settings()
 
 
 def _some(names: Any, separator: str = ", ") -> str:

@@ -15,18 +15,18 @@ import numpy as np
 from flux_db.atomic import sync_folder, temp_path
 from flux_db.console import stage
 from flux_db.errors import UserError, unwritable
-from flux_db.lora import convert, lora_file
+from flux_db.lora import convert, layer_names, lora_file
 from flux_db.lora.lora_file import Layer
 from flux_db.model import parts
 from flux_db.progress import progress_bar
 from flux_db.weight_file import DTYPES, FLOATS, WeightFile, open_weights
 
-TRANSFORMER = "transformer"
+TRANSFORMER, TEXT_ENCODER = "transformer", "text_encoder"
 # What a model folder has besides the transformer; anything else in it is not needed to load it.
 OTHER_PARTS = ("scheduler", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
-# Layer of the transformer -> the LoRAs on it and their strengths.
+# Layer of the transformer, or of CLIP with `text_encoder.` before it -> the LoRAs on it and their strengths.
 Additions = dict[str, list[tuple[Layer, float]]]
 
 
@@ -66,11 +66,20 @@ def finite(text: str) -> float:
 
 
 def read_all(loras: Sequence[Weighted]) -> Additions:
-    """Layer of the transformer -> what the LoRAs add to it. Files of any format."""
+    """Layer of transformer or CLIP -> what the LoRAs add to it. Files of any format."""
     found: Additions = {}
     for lora in loras:
         for name, layer in convert.parts(lora_file.read(lora.path)).items():
             found.setdefault(name, []).append((layer, lora.weight))
+    return found
+
+
+def by_part(additions: Additions) -> dict[str, Additions]:
+    """Folder of the model -> what is added to its layers, by their names there; parts without any are left out."""
+    found: dict[str, Additions] = {}
+    for name, layers in additions.items():
+        part = TEXT_ENCODER if layer_names.is_text(name) else TRANSFORMER
+        found.setdefault(part, {})[name.removeprefix(layer_names.TEXT_ENCODER)] = layers
     return found
 
 
@@ -97,7 +106,17 @@ def finite_as(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
 
 def misfits(model: Path, loras: Sequence[Weighted], additions: Additions) -> list[str]:
     """What the LoRAs add to layers that the model does not have, or not in this shape."""
-    entries = {name: entry for file in transformer_files(model) for name, entry in file.entries.items()}
+    problems = [
+        problem for part, own in by_part(additions).items() for problem in _part_misfits(weight_files(model, part), own)
+    ]
+    few = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
+    files = " or ".join(dict.fromkeys(str(lora.path) for lora in loras))
+    remedy = "use it with the model that it was trained on"
+    return [f"{files}: does not fit {model}: {'; '.join(few)}; {remedy}"] if few else []
+
+
+def _part_misfits(files: Sequence[WeightFile], additions: Additions) -> list[str]:
+    entries = {name: entry for file in files for name, entry in file.entries.items()}
     problems = []
     for name, layers in additions.items():
         entry = entries.get(f"{name}.weight")
@@ -109,21 +128,19 @@ def misfits(model: Path, loras: Sequence[Weighted], additions: Additions) -> lis
                 problems.append(f"{name} is {entry.shape} in the model and {shape} in the LoRA")
             elif entry.dtype not in FLOATS:
                 problems.append(f"{name} is of type {entry.dtype} in the model, and no LoRA can be added to that")
-    few = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
-    files = " or ".join(dict.fromkeys(str(lora.path) for lora in loras))
-    remedy = "use it with the model that it was trained on"
-    return [f"{files}: does not fit {model}: {'; '.join(few)}; {remedy}"] if few else []
+    return problems
 
 
-def transformer_files(model: Path) -> list[WeightFile]:
-    files = sorted((model / TRANSFORMER).glob("*.safetensors"))
+def weight_files(model: Path, part: str) -> list[WeightFile]:
+    files = sorted((model / part).glob("*.safetensors"))
     if not files:
-        raise UserError(f"{model}: has no {TRANSFORMER}/*.safetensors; give a FLUX.1 folder in diffusers layout")
+        raise UserError(f"{model}: has no {part}/*.safetensors; give a FLUX.1 folder in diffusers layout")
     return [open_weights(path) for path in files]
 
 
 def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
-    """Write a model folder whose transformer has the LoRAs in its weights; the other parts are those of the model."""
+    """Write a model folder whose transformer, and CLIP if they have layers of it, has the LoRAs in its weights; the
+    other parts are those of the model."""
     if os.path.lexists(output):
         raise UserError(f"-o {output}: exists already; remove it first, or choose another folder")
     if not os.path.isdir(output.absolute().parent):
@@ -131,17 +148,20 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
     if output.resolve().is_relative_to(model.resolve()):
         raise UserError(f"-o {output}: lies inside the model's folder; choose another place")
     additions = read_all(loras)
-    files = transformer_files(model)
-    if problems := [f"{model}: {problem}" for problem in parts.all_variants_problems(model / TRANSFORMER)]:
+    changed = {TRANSFORMER: {}, **by_part(additions)}
+    files = {part: weight_files(model, part) for part in changed}
+    if problems := [f"{model}: {text}" for part in changed for text in parts.all_variants_problems(model / part)]:
         raise UserError(problems)
     if problems := misfits(model, loras, additions):
         raise UserError(problems)
     temp = temp_path(output.absolute())
     try:
         with stage("Copying the model"):
-            _copy_others(model, temp)
-            _copy_transformer(model / TRANSFORMER, temp / TRANSFORMER)
-        _merge_files(files, temp / TRANSFORMER, additions)
+            _copy_others(model, temp, [part for part in OTHER_PARTS if part not in changed])
+            for part in changed:
+                _copy_part(model / part, temp / part)
+        for part, own in changed.items():
+            _merge_files(files[part], temp / part, own)
         temp.rename(output)
         sync_folder(output.absolute().parent)
     except BaseException as problem:
@@ -168,18 +188,18 @@ def _merge_files(files: Sequence[WeightFile], folder: Path, additions: Additions
                 os.fsync(target.fileno())
 
 
-def _copy_transformer(source: Path, target: Path) -> None:
+def _copy_part(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for path in sorted(source.iterdir()):
         if path.suffix in (".safetensors", ".json") and path.is_file():  # other formats' weights would not be merged
             shutil.copyfile(path, target / path.name)
 
 
-def _copy_others(model: Path, target: Path) -> None:
+def _copy_others(model: Path, target: Path, others: Sequence[str]) -> None:
     """The other parts as links to the same files where the file system can, so that they take no space."""
     target.mkdir(parents=True)
     paths = [model / "model_index.json", *model.glob("LICENSE*")]
-    paths += [path for part in OTHER_PARTS for path in (model / part).rglob("*")]
+    paths += [path for part in others for path in (model / part).rglob("*")]
     for path in paths:
         if path.is_file():
             copy = target / path.relative_to(model)

@@ -15,6 +15,7 @@ from flux_db.weight_file import to_bytes
 
 # Metadata that is no longer true of other matrices.
 OUTDATED = {ADAPTER_METADATA, NOTE_OF_PARTS, NOTE_OF_FUSED, "rank", "alpha", "ss_network_dim", "ss_network_alpha"}
+OUTDATED |= {"text_encoder_rank"}
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 from flux_db import __version__
 from flux_db.lora.lora_file import ADAPTER_METADATA
 from flux_db.model.identity import DEV, SCHNELL, base_model_name
-from flux_db.settings.derived import instance_prompt
+from flux_db.settings.derived import instance_prompt, text_lora
 from flux_db.settings.resume_rules import FREE, GLOBAL_BATCH
-from flux_db.settings.schema import SECTIONS, Config, to_flat_dict
+from flux_db.settings.schema import SECTIONS, Config, LoraConfig, to_flat_dict
 from flux_db.weight_file import to_bytes
 
 
@@ -37,13 +37,16 @@ def lora_file(tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, p
     """A LoRA file. With alpha != rank `tensors` hold each module's alpha; diffusers rejects it in metadata as well."""
     metadata = {"format": "pt", **about(config, facts)}
     if config.lora.alpha == config.lora.rank:
-        metadata[ADAPTER_METADATA] = json.dumps(_adapter_metadata(tensors, config), sort_keys=True)
+        text = text_lora(config)
+        entries = _adapter_metadata(tensors, config.lora, "transformer")
+        entries |= _adapter_metadata(tensors, text, "text_encoder") if text else {}
+        metadata[ADAPTER_METADATA] = json.dumps(entries, sort_keys=True)
     return to_bytes({name: _cast(value, precision) for name, value in tensors.items()}, metadata)
 
 
 def about(config: Config, facts: Facts) -> dict[str, str]:
     """The metadata that people read; and the same under the names that kohya's tools and ComfyUI's helpers know."""
-    data, lora = config.data, config.lora
+    data, lora, text = config.data, config.lora, text_lora(config)
     base = base_model_name(config.model.pretrained_model_name_or_path)
     architecture = {DEV: "flux-1-dev/lora", SCHNELL: "flux-1-schnell/lora"}.get(base)
     facts = {
@@ -53,6 +56,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "trigger_word": data.trigger_word,
         "rank": lora.rank,
         "alpha": lora.alpha,
+        "text_encoder_rank": text.rank if text else None,
         "steps": facts.steps,
         "resolution": data.resolution,
         "pictures": facts.pictures,
@@ -86,18 +90,19 @@ def settings_hash(config: Config, global_batch: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _adapter_metadata(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, object]:
-    modules = sorted({name.split(".", 1)[1].rsplit(".", 2)[0] for name in tensors})
+def _adapter_metadata(tensors: Mapping[str, np.ndarray], lora: LoraConfig, part: str) -> dict[str, object]:
+    own = [name.split(".", 1) for name in tensors]
+    modules = sorted({name.rsplit(".", 2)[0] for prefix, name in own if prefix == part})
     settings = {
-        "r": config.lora.rank,
-        "lora_alpha": config.lora.alpha,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
         "target_modules": modules,
         "rank_pattern": {},
         "alpha_pattern": {},
         "lora_bias": False,
         "use_dora": False,
     }
-    return {f"transformer.{name}": value for name, value in settings.items()}
+    return {f"{part}.{name}": value for name, value in settings.items()}
 
 
 def _cast(value: np.ndarray, precision: str) -> np.ndarray:

@@ -1,9 +1,13 @@
-"""The LoRA: put into the transformer, started the same on every machine, and named as the community names it."""
+"""The LoRA: put into a network, started the same on every machine, and named as the community names it.
+
+The network is the transformer, or CLIP's text model with a LoRA of its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -17,41 +21,69 @@ from flux_db.stream import Purpose, generator
 
 ADAPTER = "default"
 
+# Of the layers' names in files.
+TRANSFORMER, TEXT_ENCODER = "transformer", "text_encoder"
+
+# Dropout masks are a function of the layer's number; the text encoder's begin here, beyond those of any transformer.
+FIRST_TEXT_LAYER = 100_000
+
 
 def inject(
     transformer: nn.Cell, config: LoraConfig, seed: int, samples: int = 1, dtype: ms.Type = ms.float32
 ) -> Parameter | None:
     """Give the transformer a trainable LoRA that computes in `dtype`. Returns the dropout keys of a batch, or None."""
     with quiet():
-        from mindone.peft import LoraConfig as PeftConfig
+        transformer.add_adapter(_peft_config(config), ADAPTER)
+    _start(transformer, config, seed, dtype)
+    if config.lora_dropout == 0:
+        return None
+    key = Parameter(Tensor(np.zeros((samples, NUMBERS)), ms.float32), name="dropout_key", requires_grad=False)
+    _add_dropout(transformer, config.lora_dropout, key)
+    return key
 
-        transformer.add_adapter(
-            PeftConfig(
-                r=config.rank,
-                lora_alpha=config.alpha,
-                init_lora_weights="gaussian",
-                target_modules=list(config.layers),
-            ),
-            ADAPTER,
-        )
-    _forget_compiled(transformer)
-    for value, parameter in zip(start_values(transformer, config, seed), parameters(transformer).values(), strict=True):
+
+def inject_text_encoder(
+    text_encoder: nn.Cell, config: LoraConfig, seed: int, dtype: ms.Type = ms.float32, key: Parameter | None = None
+) -> None:
+    """Give CLIP a trainable LoRA that computes in `dtype`, with the dropout keys that the transformer's has."""
+    with quiet():
+        from mindone.peft import inject_adapter_in_model
+
+        inject_adapter_in_model(_peft_config(config), text_encoder, ADAPTER)
+    _start(text_encoder, config, seed, dtype)
+    if key is not None:
+        _add_dropout(text_encoder, config.lora_dropout, key, FIRST_TEXT_LAYER)
+
+
+def _peft_config(config: LoraConfig) -> Any:
+    from mindone.peft import LoraConfig as PeftConfig
+
+    return PeftConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        init_lora_weights="gaussian",
+        target_modules=list(config.layers),
+    )
+
+
+def _start(network: nn.Cell, config: LoraConfig, seed: int, dtype: ms.Type) -> None:
+    _forget_compiled(network)
+    for value, parameter in zip(start_values(network, config, seed), parameters(network).values(), strict=True):
         parameter.set_dtype(dtype)
         parameter.set_data(Tensor(value).astype(dtype))
         parameter.requires_grad = True
-    return _add_dropout(transformer, config.lora_dropout, samples) if config.lora_dropout > 0 else None
 
 
-def start_values(transformer: nn.Cell, config: LoraConfig, seed: int) -> list[np.ndarray]:
+def start_values(network: nn.Cell, config: LoraConfig, seed: int) -> list[np.ndarray]:
     """The LoRA's first weights in fp32, in the order of `parameters`."""
-    return [_start_value(name, p.shape, config.rank, seed) for name, p in parameters(transformer).items()]
+    return [_start_value(name, p.shape, config.rank, seed) for name, p in parameters(network).items()]
 
 
-def parameters(transformer: nn.Cell) -> dict[str, Parameter]:
+def parameters(network: nn.Cell) -> dict[str, Parameter]:
     """The LoRA's parameters by module name: `transformer_blocks.0.attn.to_q.lora_A`, in a fixed order."""
     found = {
         name.removesuffix(f".{ADAPTER}.weight"): parameter
-        for name, parameter in transformer.parameters_and_names()
+        for name, parameter in network.parameters_and_names()
         if ".lora_A." in name or ".lora_B." in name
     }
     return dict(sorted(found.items()))
@@ -64,9 +96,9 @@ def remove(transformer: nn.Cell) -> None:
     _forget_compiled(transformer)
 
 
-def _forget_compiled(transformer: nn.Cell) -> None:
+def _forget_compiled(network: nn.Cell) -> None:
     """Make the next call compile anew: a graph does not see that layers came or went since its first call."""
-    transformer.compile_cache.clear()
+    network.compile_cache.clear()
 
 
 def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.ndarray:
@@ -81,25 +113,25 @@ def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.
 
 
 def to_state_dict(
-    transformer: nn.Cell, config: LoraConfig, values: Sequence[np.ndarray] | None = None
+    network: nn.Cell, config: LoraConfig, values: Sequence[np.ndarray] | None = None, prefix: str = TRANSFORMER
 ) -> dict[str, np.ndarray]:
     """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha: all loaders read it.
 
     `values` are the optimizer's own, in the order of `parameters`; the layers may hold them in half precision only.
     """
-    own = parameters(transformer)
+    own = parameters(network)
     if values is None:
         values = [p.astype(ms.float32).asnumpy().copy() for p in own.values()]
-    tensors = {f"transformer.{name}.weight": value for name, value in zip(own, values, strict=True)}
+    tensors = {f"{prefix}.{name}.weight": value for name, value in zip(own, values, strict=True)}
     if config.alpha != config.rank:
         modules = {name.rsplit(".", 2)[0] for name in tensors}
         tensors |= {f"{module}.alpha": np.array(config.alpha, np.float32) for module in sorted(modules)}
     return tensors
 
 
-def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def load_state_dict(network: nn.Cell, tensors: Mapping[str, np.ndarray], prefix: str = TRANSFORMER) -> list[np.ndarray]:
     """Put saved weights in place; a graph that is compiled already uses them too. Returns them in fp32, in order."""
-    wanted = {f"transformer.{name}.weight": parameter for name, parameter in parameters(transformer).items()}
+    wanted = {f"{prefix}.{name}.weight": parameter for name, parameter in parameters(network).items()}
     weights = {name: value for name, value in tensors.items() if not name.endswith(".alpha")}
     if wanted.keys() != weights.keys():
         missing, foreign = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
@@ -117,11 +149,16 @@ def load_state_dict(transformer: nn.Cell, tensors: Mapping[str, np.ndarray]) -> 
 # --- dropout -----------------------------------------------------------------------------------------------------
 
 
-def _add_dropout(transformer: nn.Cell, p: float, samples: int) -> Parameter:
+def _add_dropout(network: nn.Cell, p: float, key: Parameter, first: int = 0) -> None:
     from mindone.peft.tuners.lora import LoraLayer
 
-    key = Parameter(Tensor(np.zeros((samples, NUMBERS)), ms.float32), name="dropout_key", requires_grad=False)
-    layers = [cell for _, cell in transformer.cells_and_names() if isinstance(cell, LoraLayer)]
-    for number, layer in enumerate(layers):
+    layers = [cell for _, cell in network.cells_and_names() if isinstance(cell, LoraLayer)]
+    for number, layer in enumerate(layers, first):
         layer.lora_dropout[ADAPTER] = StepDropout(p, number, key)
-    return key
+
+
+def set_dropout(network: nn.Cell, on: bool) -> None:
+    """Switch the dropout of the LoRA alone: the network's own layers stay as they are."""
+    for _, cell in network.cells_and_names():
+        if isinstance(cell, StepDropout):
+            cell.set_train(on)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from flux_db.settings.schema import OptimConfig
+from flux_db.settings.schema import OptimConfig, TextEncoderConfig
 
 # Primitives under a HyperMap: a Python loop in graph mode nests a call per round and fails at some hundred tensors,
 # and tensor methods compile several times slower.
 _map = ops.HyperMap()
 _reshape, _slice, _assign = ops.Reshape(), ops.Slice(), ops.Assign()
 _concat, _cast = ops.Concat(), ops.Cast()
+_select, _greater = ops.Select(), ops.Greater()
 
 # --- optimizers --------------------------------------------------------------------------------------------------
 
@@ -35,6 +37,13 @@ def _assign_piece(flat, parameter, start, size):
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """All tensors end to end in one vector, in fp32."""
     return _cast(_concat(_map(_flat, tensors)), ms.float32)
+
+
+class SecondPart(NamedTuple):
+    """The tensors at the end of the vector that have a learning rate and weight decay of their own."""
+
+    tensors: int
+    weight_decay: float
 
 
 class FixedSum(nn.Cell):
@@ -68,7 +77,11 @@ class FlatOptimizer(nn.Cell):
     state_names = ("updates", "bias_correction1", "bias_correction2", "exp_avg", "exp_avg_sq")
 
     def __init__(
-        self, params: Sequence[Parameter], config: OptimConfig, values: Sequence[np.ndarray] | None = None
+        self,
+        params: Sequence[Parameter],
+        config: OptimConfig,
+        values: Sequence[np.ndarray] | None = None,
+        second: SecondPart | None = None,
     ) -> None:
         super().__init__()
         self.parameters = ms.ParameterTuple(params)
@@ -82,6 +95,12 @@ class FlatOptimizer(nn.Cell):
         # taken here in double: the graph would compute 1 - beta in fp32, which is wrong by 1e-5 for beta 0.999
         self.rest1, self.rest2 = 1.0 - self.beta1, 1.0 - self.beta2
         self.eps, self.weight_decay = config.adam_epsilon, config.adam_weight_decay
+        self.has_second = second is not None
+        self.second_decay = second.weight_decay if second else 0.0
+        self.second_size = sum(self.sizes[len(self.sizes) - second.tensors :]) if second else 0
+        self.repeat_first = ops.BroadcastTo((sum(self.sizes) - self.second_size,))
+        self.repeat_second = ops.BroadcastTo((max(1, self.second_size),))
+        self.one = Tensor(1.0, ms.float32)
         self.updates = self._state("updates", 0.0)
         # 1 - beta^t, kept as the running mean of ones: the CPU's exp, expm1 and tanh are wrong by up to 1e-4 here
         self.bias_correction1 = self._state("bias_correction1", 0.0)
@@ -108,6 +127,26 @@ class FlatOptimizer(nn.Cell):
     def start_here(self) -> None:
         """For an optimizer that takes over weights of another, once they are in place: its own state is fresh."""
 
+    # With a second part `lr` is [3]: rate of the first, rate of the second, and 1 if this step trains the second or 0
+
+    def each(self, first: Tensor, second: Tensor) -> Tensor:
+        """One number for each weight: of its part; without a second part one for all."""
+        if not self.has_second:
+            return first
+        return _concat((self.repeat_first(_flat(first)), self.repeat_second(_flat(second))))
+
+    def moved(self, lr: Tensor, apply: Tensor) -> Tensor:
+        """Which weights, with their moments, change."""
+        if not self.has_second:
+            return apply
+        return ops.logical_and(apply, _greater(self.each(self.one, lr[2]), 0.5))
+
+    def trained(self, gradient: Tensor, lr: Tensor) -> Tensor:
+        """The gradient of the weights that this step trains, and 0 for the others: they are no part of its norm."""
+        if not self.has_second:
+            return gradient
+        return _select(_greater(self.each(self.one, lr[2]), 0.5), gradient, ops.zeros_like(gradient))
+
     def store(self, state: Parameter, value: Tensor, apply: Tensor) -> None:
         ops.assign(state, ops.select(apply, value, state.value()))
 
@@ -125,6 +164,9 @@ class AdamW(FlatOptimizer):
     """AdamW with bias correction, the same arithmetic as torch's."""
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
+        moved = self.moved(lr, apply)
+        first, second = (lr[0], lr[1]) if self.has_second else (lr, lr)
+        rate, decay = self.each(first, second), self.each(first * self.weight_decay, second * self.second_decay)
         updates = self.updates + 1.0
         bias_correction1 = self.beta1 * self.bias_correction1 + self.rest1
         bias_correction2 = self.beta2 * self.bias_correction2 + self.rest2
@@ -132,13 +174,13 @@ class AdamW(FlatOptimizer):
         v = self.beta2 * self.exp_avg_sq + self.rest2 * (gradient * gradient)
         denominator = ops.sqrt(v) / ops.sqrt(bias_correction2) + self.eps
         old = self.weights.value()
-        new = old * (1.0 - lr * self.weight_decay) - (lr / bias_correction1) * (m / denominator)
+        new = old * (1.0 - decay) - (rate / bias_correction1) * (m / denominator)
         self.store(self.updates, updates, apply)
         self.store(self.bias_correction1, bias_correction1, apply)
         self.store(self.bias_correction2, bias_correction2, apply)
-        self.store(self.exp_avg, m, apply)
-        self.store(self.exp_avg_sq, v, apply)
-        self.assign_weights(new, apply)
+        self.store(self.exp_avg, m, moved)
+        self.store(self.exp_avg_sq, v, moved)
+        self.assign_weights(new, moved)
         return updates
 
 
@@ -152,9 +194,13 @@ class Prodigy(FlatOptimizer):
     d_0 = 1e-6
 
     def __init__(
-        self, params: Sequence[Parameter], config: OptimConfig, values: Sequence[np.ndarray] | None = None
+        self,
+        params: Sequence[Parameter],
+        config: OptimConfig,
+        values: Sequence[np.ndarray] | None = None,
+        second: SecondPart | None = None,
     ) -> None:
-        super().__init__(params, config, values)
+        super().__init__(params, config, values, second)
         self.beta3 = math.sqrt(config.adam_beta2)
         self.d = self._state("d", self.d_0)
         self.numerator = self._state("numerator", 0.0)
@@ -165,6 +211,7 @@ class Prodigy(FlatOptimizer):
         ops.assign(self.start, Tensor(self.weights.asnumpy()))
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
+        given, lr = lr, lr[0] if self.has_second else lr  # one step size for both parts
         updates = self.updates + 1.0
         bias_correction1 = self.beta1 * self.bias_correction1 + self.rest1
         bias_correction2 = self.beta2 * self.bias_correction2 + self.rest2
@@ -175,28 +222,33 @@ class Prodigy(FlatOptimizer):
         m = self.beta1 * self.exp_avg + d * self.rest1 * gradient
         v = self.beta2 * self.exp_avg_sq + d * d * self.rest2 * (gradient * gradient)
         s = self.beta3 * self.s + (d / self.d_0) * d * gradient
-        total = self.sum(ops.abs(s))
+        total = self.sum(ops.abs(self.trained(s, given)))
         d_new = ops.maximum(d, numerator / total)
-        new = old * (1.0 - self.weight_decay * step) - step * m / (ops.sqrt(v) + d_new * self.eps)
+        decay = self.each(self.weight_decay * step, self.second_decay * step)
+        new = old * (1.0 - decay) - step * m / (ops.sqrt(v) + d_new * self.eps)
         # as in the original, nothing moves at learning rate 0 (the start of a warm-up) or before the first gradient
         apply = ops.logical_and(apply, ops.logical_and(lr > 0.0, total > 0.0))
+        moved = self.moved(given, apply)
         self.store(self.updates, updates, apply)
         self.store(self.bias_correction1, bias_correction1, apply)
         self.store(self.bias_correction2, bias_correction2, apply)
-        self.store(self.exp_avg, m, apply)
-        self.store(self.exp_avg_sq, v, apply)
+        self.store(self.exp_avg, m, moved)
+        self.store(self.exp_avg_sq, v, moved)
         self.store(self.numerator, numerator, apply)
-        self.store(self.s, s, apply)
+        self.store(self.s, s, moved)
         self.store(self.d, d_new, apply)
-        self.assign_weights(new, apply)
+        self.assign_weights(new, moved)
         return updates
 
 
 def build_optimizer(
-    params: Sequence[Parameter], config: OptimConfig, values: Sequence[np.ndarray] | None = None
+    params: Sequence[Parameter],
+    config: OptimConfig,
+    values: Sequence[np.ndarray] | None = None,
+    second: SecondPart | None = None,
 ) -> FlatOptimizer:
     """`values` are the weights in fp32 to start from, if the parameters hold them in half precision only."""
-    return {"adamw": AdamW, "prodigy": Prodigy}[config.optimizer](params, config, values)
+    return {"adamw": AdamW, "prodigy": Prodigy}[config.optimizer](params, config, values, second)
 
 
 # --- learning-rate schedules -------------------------------------------------------------------------------------
@@ -222,3 +274,18 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, scale: float
     if config.lr_scheduler == "cosine_with_restarts":
         return base * 0.5 * (1.0 + math.cos(math.pi * ((config.lr_num_cycles * progress) % 1.0)))
     return (base - end) * (1.0 - progress) ** config.lr_power + end
+
+
+def learning_rates(
+    config: OptimConfig, total_steps: int, scale: float = 1.0, text: TextEncoderConfig | None = None
+) -> np.ndarray:
+    """[total_steps] rates; with `text`, as the optimizer takes them for two parts: [total_steps, 3].
+
+    The text encoder's rate follows the same course. Prodigy has one rate for both.
+    """
+    rates = np.array([learning_rate(config, step, total_steps, scale) for step in range(total_steps)])
+    if text is None:
+        return rates.astype(np.float32)
+    second = rates if config.optimizer == "prodigy" else rates * (text.text_encoder_lr / (config.learning_rate * scale))
+    trained = np.arange(total_steps) < (text.text_encoder_steps or total_steps)
+    return np.stack([rates, second, trained], axis=1).astype(np.float32)

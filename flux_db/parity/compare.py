@@ -10,18 +10,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore.amp import DynamicLossScaler
 
 from flux_db.console import stage
-from flux_db.data import encode
+from flux_db.data import encode, encode_cache
 from flux_db.data.timesteps import loss_weights, timestep_fraction, timestep_index
-from flux_db.model import adapter, flow, loading, optim
+from flux_db.model import adapter, flow, loading, optim, text_encoder
+from flux_db.model.optim import SecondPart
 from flux_db.model.runtime import DTYPES, Runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings, sampling_schedule
+from flux_db.model.text_encoder import Pooled
 from flux_db.parity import golden
 from flux_db.parity.golden import Reference
+from flux_db.settings.derived import text_lora
 from flux_db.settings.schema import Config, OptimConfig, from_flat_dict
 from flux_db.size import Size
 from flux_db.stream import DROPOUT_NUMBERS
@@ -48,13 +52,18 @@ FLOAT32: dict[str, float] = {
     "gradient norm, 20 steps": 1e-4,
     "AdamW loss, 20 steps": 1e-5,
     "picture, 4 steps": 2e-4,
+    "CLIP pooled with LoRA": 1e-5,
+    "LoRA gradients, CLIP": 5e-4,
+    "gradient norm, CLIP trained": 1e-4,
+    "AdamW loss, CLIP trained": 1e-5,
+    "picture, LoRA of CLIP": 2e-4,
 }
 # In half precision torch itself is some way from what float32 arithmetic gives with the same rounded weights; the
 # reference files hold how far. Another order of roundings ends as far off in another direction: so many times that
 # distance is allowed.
 MARGIN = 3.0
 
-TEXT_ENCODERS = {"CLIP pooled", "T5"}
+TEXT_ENCODERS = {"CLIP pooled", "T5", "CLIP pooled with LoRA"}
 VAE = {"VAE moments", "VAE decoded"}
 
 
@@ -104,6 +113,8 @@ def compare(runtime: Runtime, precision: str) -> list[Row]:
             arrays |= _answer_and_picture(reference, runtime, adapted, config)
         with stage(f"Computing {golden.STEPS} steps of training"):
             arrays |= _train(runtime, adapted, config, precision)
+        with stage(f"Computing {golden.STEPS} steps of training with CLIP, and drawing a picture"):
+            arrays |= _with_clip(reference, runtime, dev, precision)
         with stage("Computing with heads of size 128"):
             arrays |= _wide(runtime, wide, precision)
     measured |= golden.distances(arrays, reference.rounded_to(precision))
@@ -300,21 +311,22 @@ def _scheme_batches(reference: Reference) -> Iterator[dict[str, np.ndarray]]:
 # --- the LoRA ----------------------------------------------------------------------------------------------------
 
 
-def _with_lora(runtime: Runtime, model: Path) -> tuple[nn.Cell, Config]:
+def _with_lora(runtime: Runtime, model: Path, changes: Mapping[str, Any] | None = None) -> tuple[nn.Cell, Config]:
     """The transformer with the reference's LoRA in the default layers."""
-    config = _settings(model, rank=golden.RANK, lora_alpha=golden.ALPHA)
+    precision = {dtype: name for name, dtype in DTYPES.items()}[runtime.dtype]
+    config = _settings(model, rank=golden.RANK, lora_alpha=golden.ALPHA, mixed_precision=precision, **(changes or {}))
     transformer = loading.load_transformer(model, runtime.dtype)
     adapter.inject(transformer, config.lora, seed=0, dtype=runtime.dtype)
     adapter.load_state_dict(transformer, _lora_weights(transformer))
     return transformer, config
 
 
-def _lora_weights(transformer: nn.Cell) -> Arrays:
-    return golden.lora_weights({_key(name): p.shape for name, p in adapter.parameters(transformer).items()})
+def _lora_weights(network: nn.Cell, prefix: str = adapter.TRANSFORMER) -> Arrays:
+    return golden.lora_weights({_key(name, prefix): p.shape for name, p in adapter.parameters(network).items()})
 
 
-def _key(name: str) -> str:
-    return f"transformer.{name}.weight"
+def _key(name: str, prefix: str = adapter.TRANSFORMER) -> str:
+    return f"{prefix}.{name}.weight"
 
 
 def _names(reference: Reference, transformer: nn.Cell, config: Config) -> Measured:
@@ -329,18 +341,45 @@ def _names(reference: Reference, transformer: nn.Cell, config: Config) -> Measur
     }
 
 
+def _with_clip(reference: Reference, runtime: Runtime, model: Path, precision: str) -> Arrays:
+    """Both LoRAs: CLIP's vectors, a picture with them, and the training of both."""
+    transformer, config = _with_lora(runtime, model, golden.TEXT_ENCODER)
+    text_dtype = DTYPES[encode_cache.text_precision(config)]
+    clip, weights = _clip_with_lora(config, model, text_dtype, text_dtype)
+    pooled = np.stack([Pooled(clip).of(ids) for ids in reference.arrays["ids.clip"]])
+    picture = _picture(reference, runtime, transformer, config, pooled[0])
+    # trained as the program does it: the LoRA in the transformer's precision
+    clip, weights = _clip_with_lora(config, model, text_dtype, runtime.dtype)
+    if sorted(weights) != reference.facts["text_lora_keys"]:
+        raise ValueError("the LoRA of CLIP has other keys than diffusers'")
+    ids = golden.token_rows(reference.arrays["ids.clip"])
+    trained = _train(runtime, transformer, config, precision, clip=clip, ids=ids)
+    return {"clip.lora": pooled, "clip.picture": picture, **{f"clip.{name}": value for name, value in trained.items()}}
+
+
+def _clip_with_lora(config: Config, model: Path, dtype: ms.Type, lora_dtype: ms.Type) -> tuple[nn.Cell, Arrays]:
+    clip = loading.load_clip(model, dtype)
+    adapter.inject_text_encoder(clip, text_lora(config), seed=0, dtype=lora_dtype)
+    weights = _lora_weights(clip, adapter.TEXT_ENCODER)
+    adapter.load_state_dict(clip, weights, adapter.TEXT_ENCODER)
+    return clip, weights
+
+
 def _answer_and_picture(reference: Reference, runtime: Runtime, transformer: nn.Cell, config: Config) -> Arrays:
     model = Path(config.model.pretrained_model_name_or_path)
     answer = _answer(transformer, step_settings(config, runtime, model, prior=False), golden.batch(0))
-    request = Request(
-        prompt_embeds=reference.arrays["t5"][0],
-        pooled_prompt_embeds=reference.arrays["clip"][0],
-        seed=golden.SEED,
-        number=0,
-    )
+    picture = _picture(reference, runtime, transformer, config, reference.arrays["clip"][0])
+    return {"transformer.lora": answer, "picture": picture}
+
+
+def _picture(
+    reference: Reference, runtime: Runtime, transformer: nn.Cell, config: Config, pooled: np.ndarray
+) -> np.ndarray:
+    request = Request(prompt_embeds=reference.arrays["t5"][0], pooled_prompt_embeds=pooled, seed=golden.SEED, number=0)
     settings = SampleSettings(size=Size.square(golden.PIXELS), steps=golden.PICTURE_STEPS, guidance=golden.GUIDANCE)
+    model = Path(config.model.pretrained_model_name_or_path)
     pixels = Sampler(model, transformer, runtime.dtype).pixels([request], settings)[0]
-    return {"transformer.lora": answer, "picture": np.clip(pixels / 2.0 + 0.5, 0.0, 1.0)}
+    return np.clip(pixels / 2.0 + 0.5, 0.0, 1.0)
 
 
 def _wide(runtime: Runtime, model: Path, precision: str) -> Arrays:
@@ -351,27 +390,49 @@ def _wide(runtime: Runtime, model: Path, precision: str) -> Arrays:
     return {"transformer.wide": answer, **gradients}
 
 
-def _train(runtime: Runtime, transformer: nn.Cell, config: Config, precision: str, steps: int = golden.STEPS) -> Arrays:
-    """The training step as the program runs it. Its first gradient is read from Adam's first moment."""
-    parameters = adapter.parameters(transformer)
+def _train(
+    runtime: Runtime,
+    transformer: nn.Cell,
+    config: Config,
+    precision: str,
+    steps: int = golden.STEPS,
+    *,
+    clip: nn.Cell | None = None,
+    ids: np.ndarray | None = None,
+) -> Arrays:
+    """The training step as the program runs it. Its first gradient is read from Adam's first moment.
+
+    `clip`: trained too, on batches with these token ids in the place of its vectors.
+    """
+    parameters = {_key(name): p for name, p in adapter.parameters(transformer).items()}
     values = list(_lora_weights(transformer).values())
-    optimizer = optim.build_optimizer(list(parameters.values()), config.optim, values)
+    second = None
+    if clip is not None:
+        own = {_key(name, adapter.TEXT_ENCODER): p for name, p in adapter.parameters(clip).items()}
+        second = SecondPart(len(own), config.text_encoder.adam_weight_decay_text_encoder)
+        parameters |= own
+        values += list(_lora_weights(clip, adapter.TEXT_ENCODER).values())
+    optimizer = optim.build_optimizer(list(parameters.values()), config.optim, values, second)
     settings = step_settings(config, runtime, Path(config.model.pretrained_model_name_or_path), prior=False)
     # small enough that no step is skipped for an overflow
     scaler = DynamicLossScaler(2.0**10, 2, 2000) if precision == "fp16" else None
-    step = TrainStepForFluxDevDB(transformer, optimizer, settings, loss_scaler=scaler).set_train(True)
-    lr = np.array(config.optim.learning_rate, np.float32)
+    step = TrainStepForFluxDevDB(transformer, optimizer, settings, text_encoder=clip, loss_scaler=scaler)
+    step.set_train(True)
+    if clip is not None:
+        text_encoder.set_training(clip)
+    lr = optim.learning_rates(config.optim, steps, 1.0, None if clip is None else config.text_encoder)[0]
+    text = {} if ids is None else {"pooled": ids}
     key = np.zeros((golden.BATCH, DROPOUT_NUMBERS), np.float32)
     rest = _tensors({"dropout_key": key, "lr": lr, "boundary": np.array(True)})
-    course = [step(*_tensors(golden.batch(0)), *rest).asnumpy()]
+    course = [step(*_tensors(golden.batch(0) | text), *rest).asnumpy()]
     clip = min(1.0, config.optim.max_grad_norm / (course[0][1] + 1e-6))
     first = optimizer.exp_avg.asnumpy() / (1.0 - config.optim.adam_beta1) / clip
     gradients = np.split(first, optimizer.starts[1:])
-    course += [step(*_tensors(golden.batch(number)), *rest).asnumpy() for number in range(1, steps)]
+    course += [step(*_tensors(golden.batch(number) | text), *rest).asnumpy() for number in range(1, steps)]
     losses, norms, *_ = np.array(course).T
     named = zip(parameters.items(), gradients, strict=True)
     return {
-        **{f"gradient.{_key(name)}": gradient.reshape(p.shape) for (name, p), gradient in named},
+        **{f"gradient.{key}": gradient.reshape(p.shape) for (key, p), gradient in named},
         "adamw.loss": losses,
         "adamw.norm": norms,
     }

@@ -57,6 +57,15 @@ OPTIMIZER = {
     "max_grad_norm": 0.9,
 }
 
+TEXT_ENCODER = {
+    "train_text_encoder": True,
+    "text_encoder_rank": 3,
+    "text_encoder_layers": "all",
+    "text_encoder_lr": 5e-4,
+    "adam_weight_decay_text_encoder": 2e-2,
+}
+TEXT_ALPHA = ALPHA * TEXT_ENCODER["text_encoder_rank"] / RANK
+
 SCHEDULE_STEPS = 100
 SCHEDULES = (
     {"lr_scheduler": "constant"},
@@ -108,6 +117,11 @@ def batch(number: int) -> dict[str, np.ndarray]:
         "prompt_embeds": normal(f"{name} prompt_embeds", BATCH, TOKENS, T5_WIDTH),
         "pooled": normal(f"{name} pooled", BATCH, CLIP_WIDTH),
     }
+
+
+def token_rows(ids: np.ndarray) -> np.ndarray:
+    """CLIP's token ids of a training batch, from those of PROMPTS: [2, 77] -> [BATCH, 77]."""
+    return ids[[0, 1, 1, 0]]
 
 
 def picture_noise() -> np.ndarray:
@@ -189,9 +203,17 @@ MEASURES: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
     "gradient norm, 20 steps": ("adamw.norm", furthest_relative),
     "AdamW loss, 20 steps": ("adamw.loss", furthest_relative),
     "picture, 4 steps": ("picture", max_abs_error),
+    "CLIP pooled with LoRA": ("clip.lora", max_abs_error),
+    "gradient norm, CLIP trained": ("clip.adamw.norm", furthest_relative),
+    "AdamW loss, CLIP trained": ("clip.adamw.loss", furthest_relative),
+    "picture, LoRA of CLIP": ("clip.picture", max_abs_error),
 }
 """Quantity: the array, and how its distance from the reference is measured."""
-GRADIENTS = {"gradient.": "LoRA gradients", "wide_gradient.": "LoRA gradients, head size 128"}
+GRADIENTS = {
+    "gradient.": "LoRA gradients",
+    "wide_gradient.": "LoRA gradients, head size 128",
+    "clip.gradient.": "LoRA gradients, CLIP",
+}
 """The start of an array's name -> the quantity that it is a part of."""
 
 
@@ -255,11 +277,12 @@ def differences(made: Reference, kept: Reference) -> list[str]:
     found = [f"{name}: is only in one of them" for name in sorted(made.arrays.keys() ^ kept.arrays.keys())]
     for name in sorted(made.arrays.keys() & kept.arrays.keys()):
         found += _differs(name, made.arrays[name], kept.arrays[name], exact)
-    for name in ("versions", "inputs", "parameter_names", "lora_keys"):
+    for name in ("versions", "inputs", "parameter_names", "lora_keys", "text_lora_keys"):
         found += [f"{name}: not the same"] if made.facts[name] != kept.facts[name] else []
     for precision, errors in kept.facts["drift"].items():
         for quantity, error in errors.items():
-            ratio = made.facts["drift"][precision][quantity] / error
+            found_now = made.facts["drift"][precision][quantity]
+            ratio = 1.0 if found_now == error else found_now / error if error else np.inf
             if not (ratio == 1.0 if exact else 1 / SAME_DRIFT <= ratio <= SAME_DRIFT):
                 found.append(f"drift of {quantity} in {precision}: {ratio:.3g} times as large")
     return found

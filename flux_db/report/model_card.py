@@ -15,7 +15,7 @@ from flux_db.lora import trained_file
 from flux_db.model.identity import base_model_name, is_hub_name, licence
 from flux_db.output_folder import LORA_FILE, MODEL_CARD
 from flux_db.run import sample_files
-from flux_db.settings.derived import instance_prompt
+from flux_db.settings.derived import instance_prompt, text_lora
 from flux_db.settings.schema import Config
 
 # By it a card is known as this program's own, which a later run may replace.
@@ -149,6 +149,7 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
     rows = {
         "Rank, alpha": f"{config.lora.rank}, {config.lora.alpha:g}",
         "Layers": ", ".join(f"`{_plain(layer)}`" for layer in config.lora.layers),
+        **_text_encoder(config),
         "Steps": facts.steps,
         "Pictures": facts.pictures,
         "Pictures per step": facts.global_batch,
@@ -162,6 +163,17 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join(["## Settings", "", "| Setting | Value |", "|---|---|", *lines])
+
+
+def _text_encoder(config: Config) -> dict[str, str]:
+    """The row about CLIP's LoRA, if the file has one; diffusers and mindone load it with the transformer's."""
+    lora, text = text_lora(config), config.text_encoder
+    if lora is None:
+        return {}
+    rate = "" if config.optim.optimizer == "prodigy" else f", learning rate {text.text_encoder_lr:g}"
+    steps = f", in the first {text.text_encoder_steps} steps" if text.text_encoder_steps else ""
+    layers = ", ".join(f"`{layer}`" for layer in lora.layers)
+    return {"Text encoder (CLIP)": f"rank {lora.rank}, alpha {lora.alpha:g}{rate}{steps}; {layers}"}
 
 
 def _loss(config: Config) -> str:

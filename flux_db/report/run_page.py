@@ -126,6 +126,7 @@ def curves(run: RunRecord) -> str:
         chart("Score of the samples", [Series(label="score", points=score_points(run), colour=1, kind="dots")]),
         _noisy(run, "Gradient norm", "grad_norm"),
         _plain(run, "Learning rate", "lr"),
+        _plain(run, "Learning rate, text encoder", "text_encoder_lr"),
         _noisy(run, "Step time", "seconds", unit="s", from_zero=True),
         _plain(run, "Skipped steps, in all", "skipped", colour=1) if skipped else "",
         _plain(run, "Memory", "memory_mb", unit="MB", note="of the process", from_zero=True),

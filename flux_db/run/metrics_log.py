@@ -36,6 +36,8 @@ class Metrics:
     seconds: float
     skipped: int
     """Steps skipped so far for gradients that were not finite."""
+    text_encoder_lr: float | None = None
+    """If CLIP is trained."""
     loss_scale: float | None = None
     """With fp16 only."""
     memory_mb: float | None = None

@@ -27,15 +27,11 @@ from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_di
 
 Check = Callable[[Config], Sequence[Problem]]
 
-_TEXT_ENCODERS = "the text encoders are not trained here; only the transformer gets a LoRA"
 _PRODIGY = "Prodigy always has its recommended setting: decoupled decay, bias correction, safeguarded warm-up"
 _ATTENTION = "the attention kernel is chosen by the device; leave the flag out"
 
 # Flags of diffusers' and mindone's scripts that have no meaning here, and why or what to do instead.
 REFUSED: dict[str, str] = {
-    "train_text_encoder": _TEXT_ENCODERS,
-    "text_encoder_lr": _TEXT_ENCODERS,
-    "adam_weight_decay_text_encoder": _TEXT_ENCODERS,
     "prodigy_beta3": _PRODIGY,
     "prodigy_decouple": _PRODIGY,
     "prodigy_use_bias_correction": _PRODIGY,

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from flux_db.errors import UserError
 from flux_db.files import read_text, text_problem
 from flux_db.output_folder import CACHE
-from flux_db.settings.schema import Config, to_flat_dict
+from flux_db.settings.schema import Config, LoraConfig, to_flat_dict
 from flux_db.size import Size, parse_size
 
 # Of a file; each is encoded and drawn.
@@ -50,6 +50,21 @@ def recomputed(config: Config) -> Recomputed | None:
     if text in ("none", "blocks", "attention"):
         return Recomputed(text)  # type: ignore[arg-type]
     return Recomputed("blocks", int(text)) if text.isdecimal() and len(text) < 5 and int(text) > 0 else None
+
+
+def text_lora(config: Config) -> LoraConfig | None:
+    """The LoRA of the text encoder: as strong, by alpha / rank, as the transformer's; None if it is not trained."""
+    lora, text = config.lora, config.text_encoder
+    if not text.train_text_encoder:
+        return None
+    rank = text.text_encoder_rank or lora.rank
+    return LoraConfig(
+        rank=rank,
+        lora_alpha=None if lora.alpha == lora.rank else lora.alpha * rank / lora.rank,
+        lora_dropout=lora.lora_dropout,
+        lora_compute=lora.lora_compute,
+        lora_layers=",".join(text.layers),
+    )
 
 
 def background(config: Config) -> tuple[int, int, int]:

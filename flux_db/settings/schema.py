@@ -145,6 +145,40 @@ class LoraConfig:
         return tuple(name.strip() for name in self.lora_layers.split(",") if name.strip())
 
 
+# The linear layers of CLIP's text model that can have a LoRA; the first four are what diffusers' script trains.
+TEXT_ENCODER_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoderConfig:
+    """The LoRA of the text encoder"""
+
+    train_text_encoder: bool = False
+    """Train a LoRA of the CLIP text encoder as well. CLIP then runs inside the training step and stays in memory; T5's
+    embeddings are encoded once as always."""
+    text_encoder_lr: float = 5e-6
+    """Learning rate of the text encoder's LoRA after warm-up, on the course of --lr_scheduler. --scale_lr leaves it as
+    it is. Prodigy finds one step size for both LoRAs and does not take it."""
+    adam_weight_decay_text_encoder: float = 1e-3
+    """Decoupled weight decay on the weights of the text encoder's LoRA, for both optimizers."""
+    text_encoder_rank: int | None = None
+    """Rank of the text encoder's LoRA, whose strength alpha / rank is that of the transformer's. Without it: --rank."""
+    text_encoder_layers: str | None = None
+    """Layers of the text encoder that get a LoRA, with commas between, or all: q_proj, k_proj, v_proj, out_proj, fc1,
+    fc2. Without it: the first four, which are the attention's."""
+    text_encoder_steps: int | None = None
+    """Train the text encoder's LoRA in so many optimizer steps only, the first ones; then it stays as it is. Without
+    it: in all."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names in --text_encoder_layers, all that there are, or those of the attention."""
+        if self.text_encoder_layers is None:
+            return TEXT_ENCODER_LAYERS[:4]
+        names = tuple(name.strip() for name in self.text_encoder_layers.split(",") if name.strip())
+        return TEXT_ENCODER_LAYERS if names == ("all",) else names
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     """Loss and timesteps"""
@@ -348,6 +382,7 @@ class Config:
     model: ModelConfig
     data: DataConfig
     lora: LoraConfig = field(default_factory=LoraConfig)
+    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)

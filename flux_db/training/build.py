@@ -13,11 +13,12 @@ from mindspore.amp import DynamicLossScaler
 
 from flux_db.console import say, stage
 from flux_db.data.dataset import Dataset, total_steps
+from flux_db.data.encode_cache import text_precision
 from flux_db.data.timesteps import loss_weights
-from flux_db.model import adapter, loading, model_folder, optim, sharding
-from flux_db.model.optim import FlatOptimizer
-from flux_db.model.runtime import Runtime
-from flux_db.settings.derived import Recomputed, recomputed
+from flux_db.model import adapter, loading, model_folder, optim, sharding, text_encoder
+from flux_db.model.optim import FlatOptimizer, SecondPart
+from flux_db.model.runtime import DTYPES, Runtime
+from flux_db.settings.derived import Recomputed, recomputed, text_lora
 from flux_db.settings.schema import Config
 from flux_db.stream import BatchLayout
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
@@ -39,6 +40,8 @@ class Graph:
     dropout_key: Parameter | None
     sigmas: np.ndarray
     """[T] noise level of each timestep index."""
+    text_encoder: nn.Cell | None = None
+    """CLIP, if it is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +56,12 @@ class Training:
     layout: BatchLayout
     total_steps: int
     learning_rates: np.ndarray
-    """[total_steps]"""
+    """[total_steps]; [total_steps, 3] if CLIP is trained"""
     sigmas: np.ndarray
     """[T] noise level of each timestep index."""
     latent_shape: tuple[int, int, int]
+    text_encoder: nn.Cell | None = None
+    """CLIP, if it is trained."""
 
 
 def build(config: Config, runtime: Runtime, model: Path, dataset: Dataset) -> Training:
@@ -76,9 +81,16 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
         _shard(transformer, runtime)
     if choice := recomputed(config):
         recompute(transformer, choice)
-    weights = adapter.parameters(transformer)
+    weights = list(adapter.parameters(transformer).values())
     values = adapter.start_values(transformer, config.lora, config.output.seed)
-    optimizer = optim.build_optimizer(list(weights.values()), config.optim, values)
+    clip, second = None, None
+    if (lora := text_lora(config)) is not None:
+        clip = _text_encoder(config, model, lora_dtype, dropout_key)
+        own = list(adapter.parameters(clip).values())
+        second = SecondPart(len(own), config.text_encoder.adam_weight_decay_text_encoder)
+        weights += own
+        values += adapter.start_values(clip, lora, config.output.seed)
+    optimizer = optim.build_optimizer(weights, config.optim, values, second)
     scaler = None
     if config.runtime.mixed_precision == "fp16":
         scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
@@ -88,10 +100,18 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
         with stage("Loading the VAE"):
             vae = loading.load_vae(model, loading.VAE_DTYPE, config.model.variant)
     step = TrainStepForFluxDevDB(
-        transformer, optimizer, settings, vae=vae, loss_scaler=scaler, dropout_key=dropout_key
+        transformer,
+        optimizer,
+        settings,
+        vae=vae,
+        text_encoder=clip,
+        loss_scaler=scaler,
+        dropout_key=dropout_key,
     ).set_train(True)
     if vae is not None:
         vae.set_train(False)
+    if clip is not None:
+        text_encoder.set_training(clip)
     return Graph(
         transformer=transformer,
         optimizer=optimizer,
@@ -99,7 +119,16 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
         scaler=scaler,
         dropout_key=dropout_key,
         sigmas=settings.sigmas,
+        text_encoder=clip,
     )
+
+
+def _text_encoder(config: Config, model: Path, dtype: ms.Type, dropout_key: Parameter | None) -> nn.Cell:
+    """CLIP with its LoRA, in the precision that prompts are encoded in."""
+    with stage("Loading CLIP"):
+        clip = loading.load_clip(model, DTYPES[text_precision(config)], config.model.variant)
+    adapter.inject_text_encoder(clip, text_lora(config), config.output.seed, dtype, dropout_key)
+    return clip
 
 
 def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, graph: Graph) -> Training:
@@ -113,8 +142,12 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
     total = total_steps(config, dataset, layout.global_batch)
     scale = layout.global_batch if config.optim.scale_lr else 1
     if runtime.is_main:
-        count = sum(graph.optimizer.sizes)
+        second = graph.optimizer.second_size
+        count = sum(graph.optimizer.sizes) - second
         layers = len(adapter.parameters(graph.transformer)) // 2
+        if (lora := text_lora(config)) is not None:
+            own = len(adapter.parameters(graph.text_encoder)) // 2
+            say(f"LoRA of rank {lora.rank} in {own} layers of CLIP, {second / 1e6:.2f} M parameters")
         say(
             f"LoRA of rank {config.lora.rank} in {layers} layers, {count / 1e6:.2f} M parameters; "
             f"{len(dataset.examples)} pictures, {total} steps of {layout.global_batch}"
@@ -127,7 +160,10 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
         scaler=graph.scaler,
         layout=layout,
         total_steps=total,
-        learning_rates=np.array([optim.learning_rate(config.optim, n, total, scale) for n in range(total)], np.float32),
+        learning_rates=optim.learning_rates(
+            config.optim, total, scale, config.text_encoder if graph.text_encoder is not None else None
+        ),
+        text_encoder=graph.text_encoder,
         sigmas=graph.sigmas,
         latent_shape=latent_shape(config, model),
     )

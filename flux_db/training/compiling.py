@@ -79,12 +79,16 @@ class StepCompiler:
             "sources": compile_cache.sources_digest(Path(flux_db.__file__).parent),
             "versions": compile_cache.versions(facts),
             "settings": compile_cache.graph_settings(self.config),
-            "model": {part: model_folder.read_config(self.model, part) for part in ("transformer", "vae", "scheduler")},
+            "model": {part: model_folder.read_config(self.model, part) for part in self._network_parts()},
             "parameters": compile_cache.parameter_list(self.step),
             "inputs": [[(tuple(x.shape), str(x.dtype)) for x in given] for given in inputs],
             "device": [self.runtime.device, soc_name(), str(self.runtime.dtype)],
             "rank": [self.runtime.rank, self.runtime.world_size],
         }
+
+    def _network_parts(self) -> tuple[str, ...]:
+        clip = ("text_encoder",) if self.config.text_encoder.train_text_encoder else ()
+        return ("transformer", "vae", "scheduler", *clip)
 
 
 def tensors(batch: StepInputs) -> list[Tensor]:

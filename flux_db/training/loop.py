@@ -35,6 +35,7 @@ class Pending:
 
     step: int
     lr: float
+    text_encoder_lr: float | None
     seconds: float
     result: Tensor
 
@@ -110,7 +111,7 @@ class Loop:
             if pending:
                 self._finish(pending)
             now = time.monotonic()
-            pending = Pending(step, float(self.training.learning_rates[step - 1]), now - self._clock, result)
+            pending = Pending(step, *self._rates(step), now - self._clock, result)
             self._clock = now
             last = step == self.training.total_steps
             stopping = self._is_stopping()
@@ -128,6 +129,11 @@ class Loop:
             if stopping:
                 return not last or due  # the round is made on resume
         return False
+
+    def _rates(self, step: int) -> tuple[float, float | None]:
+        """Learning rates of transformer and text encoder."""
+        row = self.training.learning_rates[step - 1]
+        return (float(row), None) if row.ndim == 0 else (float(row[0]), float(row[1] * row[2]))
 
     def _validate(self) -> None:
         self.validation.run(self.progress.step, is_trained=self.checkpoints.is_trained)
@@ -166,6 +172,7 @@ class Loop:
                 epoch=round(epoch, 4),
                 loss=result.loss,
                 lr=pending.lr,
+                text_encoder_lr=pending.text_encoder_lr,
                 grad_norm=result.grad_norm,
                 seconds=round(pending.seconds, 4),
                 skipped=progress.skipped,

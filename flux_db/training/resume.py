@@ -25,8 +25,8 @@ from flux_db.run.metrics_file import Row
 from flux_db.run.saved_state import Progress, SavedState
 from flux_db.settings import resume_rules
 from flux_db.settings.command_line import to_yaml
-from flux_db.settings.derived import global_batch, validation_prompts
-from flux_db.settings.schema import Config, to_flat_dict, with_defaults
+from flux_db.settings.derived import global_batch, text_lora, validation_prompts
+from flux_db.settings.schema import Config, LoraConfig, to_flat_dict, with_defaults
 from flux_db.training import earlier
 
 # Settings of how and where a run is started. With all others the same, it makes the same files.
@@ -112,17 +112,32 @@ def _latest(output: Path) -> SavedState | None:
 def _unfit(saved: SavedState, config: Config) -> dict[str, str]:
     """Settings with which the checkpoint's LoRA weights do not fit this run, and why."""
     down = {
-        n: v.shape[0] for n, v in load(saved.files[LORA_FILE]).items() if n.endswith(".lora_A.weight") and v.ndim == 2
+        n.removesuffix(".lora_A.weight"): v.shape[0]
+        for n, v in load(saved.files[LORA_FILE]).items()
+        if n.endswith(".lora_A.weight") and v.ndim == 2
     }
-    modules = [name.removesuffix(".lora_A.weight") for name in down]
-    layers = config.lora.layers
+    of_text = {name: rank for name, rank in down.items() if name.startswith("text_encoder.")}
+    rest = {name: rank for name, rank in down.items() if name not in of_text}
+    reasons = _unfit_part(saved, rest, config.lora, "rank", "lora_layers")
+    lora = text_lora(config)
+    if lora is None and of_text:
+        reasons["train_text_encoder"] = f"{saved.folder} has weights for the text encoder too"
+    elif lora is not None and not of_text:
+        reasons["train_text_encoder"] = f"{saved.folder} has no weights for the text encoder"
+    elif lora is not None:
+        reasons |= _unfit_part(saved, of_text, lora, "text_encoder_rank", "text_encoder_layers")
+    return reasons
+
+
+def _unfit_part(saved: SavedState, down: Mapping[str, int], lora: LoraConfig, rank: str, layers: str) -> dict[str, str]:
+    """The same for the LoRA of one network; `down`: its layers and their ranks in the checkpoint."""
     reasons = {}
-    if ranks := sorted(set(down.values()) - {config.lora.rank}):
-        reasons["rank"] = f"the weights in {saved.folder} are of rank {ranks[0]}"
-    if extra := [name for name in modules if not name.endswith(tuple(f".{layer}" for layer in layers))]:
-        reasons["lora_layers"] = f"{saved.folder} has weights for {extra[0].removeprefix('transformer.')} too"
-    elif absent := [layer for layer in layers if not any(name.endswith(f".{layer}") for name in modules)]:
-        reasons["lora_layers"] = f"{saved.folder} has no weights for {absent[0]}"
+    if ranks := sorted(set(down.values()) - {lora.rank}):
+        reasons[rank] = f"the weights in {saved.folder} are of rank {ranks[0]}"
+    if extra := [name for name in down if not name.endswith(tuple(f".{layer}" for layer in lora.layers))]:
+        reasons[layers] = f"{saved.folder} has weights for {extra[0].partition('.')[2]} too"
+    elif absent := [layer for layer in lora.layers if not any(name.endswith(f".{layer}") for name in down)]:
+        reasons[layers] = f"{saved.folder} has no weights for {absent[0]}"
     return reasons
 
 

@@ -30,6 +30,7 @@ from flux_db.training.prepare import Prepared
 from flux_db.training.resume import Ground, take_over
 from flux_db.training.sample_rounds import Rounds, Validator, rounds_of
 from flux_db.training.scoring import open_scoring
+from flux_db.training.text_vectors import TextVectors
 from flux_db.training.validation import KEPT_FOR, Validation
 from flux_db.training.validation_loss import HeldOut
 
@@ -89,12 +90,13 @@ def _validators(
 ) -> tuple[Validator | None, HeldOut | None]:
     """What draws the samples and what measures the loss of held-out pictures, as far as they are asked for."""
     validator = held_out = None
+    vectors = TextVectors(prepared.cache, training.text_encoder)
     if validation_prompts(config):
         sampler = Sampler(prepared.model, training.transformer, runtime.dtype, config.model.variant)
-        validator = Validator(config, runtime, prepared.cache, sampler, metrics_log)
+        validator = Validator(config, runtime, prepared.cache, sampler, metrics_log, vectors)
     if prepared.dataset.held_out:
         settings = step_settings(config, runtime, prepared.model, prior=False)
-        held_out = HeldOut(config, runtime, prepared.cache, prepared.dataset, training.transformer, settings)
+        held_out = HeldOut(config, runtime, prepared.cache, prepared.dataset, training.transformer, settings, vectors)
     return validator, held_out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from flux_db.run.metrics_file import ROUND_FAILED
 from flux_db.run.metrics_log import MetricsLog
 from flux_db.settings.derived import validation_prompts, validation_size
 from flux_db.settings.schema import Config
+from flux_db.training.text_vectors import TextVectors
 
 
 def steps_between(config: Config, pictures: int, global_batch: int) -> int | None:
@@ -71,7 +73,13 @@ class Validator:
     """
 
     def __init__(
-        self, config: Config, runtime: Runtime, cache: Cache, sampler: Sampler, metrics_log: MetricsLog
+        self,
+        config: Config,
+        runtime: Runtime,
+        cache: Cache,
+        sampler: Sampler,
+        metrics_log: MetricsLog,
+        vectors: TextVectors | None = None,
     ) -> None:
         self.output = Path(config.output.output_dir)
         self.runtime = runtime
@@ -79,6 +87,7 @@ class Validator:
         self.even = config.runtime.shard_base
         self.sampler = sampler
         self.metrics_log = metrics_log
+        self.vectors = vectors or TextVectors(cache, None)
         validation = config.validation
         pairs = [(p, n) for p in validation_prompts(config) for n in range(validation.num_validation_images)]
         self.prompts = [prompt for prompt, _ in pairs]
@@ -114,7 +123,7 @@ class Validator:
         try:
             folder = sample_files.round_folder(self.output, step)
             folder.mkdir(parents=True, exist_ok=True)
-            requests = [self.requests[number] for number in numbers]
+            requests = self._current(numbers)
             # all before the first is looked at: if one of them is bad, the other ranks still find this one drawing
             drawn = list(self.sampler.draw_pixels(requests, self.settings))
             for number, request, pixels in zip(numbers, requests, drawn, strict=True):
@@ -130,6 +139,14 @@ class Validator:
         except Exception as error:
             return _describe(error)
         return None
+
+    def _current(self, numbers: list[int]) -> list[Request]:
+        """Some of the requests, with CLIP's vectors as they are now."""
+        pooled = self.vectors.of(self.prompts[number] for number in numbers)
+        return [
+            dataclasses.replace(self.requests[number], pooled_prompt_embeds=pooled[self.prompts[number]])
+            for number in numbers
+        ]
 
     def _show(self, step: int) -> None:
         rounds = sample_files.read_rounds(self.output)

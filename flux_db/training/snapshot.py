@@ -18,6 +18,7 @@ from flux_db.model import adapter
 from flux_db.output_folder import LORA_FILE
 from flux_db.run.checkpoint import DamagedCheckpoint
 from flux_db.run.saved_state import OPTIMIZER, STATE, Progress, SavedState
+from flux_db.settings.derived import text_lora
 from flux_db.settings.schema import Config
 from flux_db.training.build import Training
 
@@ -51,7 +52,7 @@ def lora_file(training: Training, config: Config, facts: trained_file.Facts) -> 
 
 def contents(training: Training) -> dict[str, bytes]:
     """What must be the same on every rank, by name."""
-    own = (training.optimizer.weights, *adapter.parameters(training.transformer).values())
+    own = (training.optimizer.weights, *training.optimizer.parameters)
     weights = b"".join(p.asnumpy().tobytes() for p in own)
     moments = b"".join(p.asnumpy().tobytes() for p in training.optimizer.state().values())
     return {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
@@ -63,7 +64,7 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
     With another optimizer than the checkpoint's only the weights are taken.
     """
     try:
-        values = adapter.load_state_dict(training.transformer, load(saved.files[LORA_FILE]))
+        values = _load(training, load(saved.files[LORA_FILE]))
     except UserError as error:
         raise DamagedCheckpoint([f"{saved.folder / LORA_FILE}: {problem}" for problem in error.problems]) from None
     training.optimizer.take_over(values)
@@ -77,7 +78,26 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
 
 
 def _weights(training: Training, config: Config) -> dict[str, np.ndarray]:
-    return adapter.to_state_dict(training.transformer, config.lora, training.optimizer.values())
+    values = training.optimizer.values()
+    if training.text_encoder is None:
+        return adapter.to_state_dict(training.transformer, config.lora, values)
+    first = len(adapter.parameters(training.transformer))
+    return {
+        **adapter.to_state_dict(training.transformer, config.lora, values[:first]),
+        **adapter.to_state_dict(training.text_encoder, text_lora(config), values[first:], adapter.TEXT_ENCODER),
+    }
+
+
+def _load(training: Training, tensors: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Put the weights of all parts in place; returns them in the optimizer's order."""
+    if training.text_encoder is None:
+        return adapter.load_state_dict(training.transformer, tensors)
+    own = {name: value for name, value in tensors.items() if name.startswith(f"{adapter.TEXT_ENCODER}.")}
+    rest = {name: value for name, value in tensors.items() if name not in own}
+    return [
+        *adapter.load_state_dict(training.transformer, rest),
+        *adapter.load_state_dict(training.text_encoder, own, adapter.TEXT_ENCODER),
+    ]
 
 
 def _restore_moments(saved: SavedState, training: Training) -> None:

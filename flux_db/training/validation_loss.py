@@ -22,6 +22,7 @@ from flux_db.run.saved_state import Best
 from flux_db.settings.schema import Config
 from flux_db.stream import Purpose, generator
 from flux_db.train_step import StepSettings, Velocity
+from flux_db.training.text_vectors import TextVectors
 
 # Each picture is noised at so many levels, spread evenly over the schedule.
 LEVELS = 8
@@ -62,7 +63,9 @@ class HeldOut:
         dataset: Dataset,
         transformer: nn.Cell,
         settings: StepSettings,
+        vectors: TextVectors | None = None,
     ) -> None:
+        self.vectors = vectors or TextVectors(cache, None)
         self.runtime = runtime
         self.cache = cache
         self.seed = config.validation.validation_seed
@@ -84,9 +87,12 @@ class HeldOut:
         self.transformer.set_train(False)
         try:
             with nullcontext() if self.compiled else stage("Compiling the validation loss"):
-                for number in self.runtime.share(len(losses), even=self.even):
+                numbers = self.runtime.share(len(losses), even=self.even)
+                pooled = self.vectors.of(self.evaluations[number][0].prompt for number in numbers)
+                for number in numbers:
                     # what was added to make the shares even counts once: on the rank whose turn it is
-                    value = self._one(*self.evaluations[number])
+                    example, index = self.evaluations[number]
+                    value = self._one(example, index, pooled[example.prompt])
                     losses[number] = value if self.runtime.has_turn(number) else 0.0
         except Exception as problem:
             say(f"warning: no validation loss: {type(problem).__name__}: {problem}; training goes on")
@@ -96,7 +102,7 @@ class HeldOut:
             self.transformer.set_train(was_training)
         return float(self.runtime.sum(losses).astype(np.float64).mean())
 
-    def _one(self, example: Example, index: int) -> float:
+    def _one(self, example: Example, index: int, pooled: np.ndarray) -> float:
         moments = self.cache.read(self.cache.picture_file(example, False))["moments"]
         prompt = self.cache.read(self.cache.prompt_file(example.prompt))
         channels, height, width = moments.shape[0] // 2, *moments.shape[1:]
@@ -107,7 +113,7 @@ class HeldOut:
             rng.standard_normal((1, channels, height, width), np.float32),
             np.array([index], np.int32),
             prompt["prompt_embeds"][None],
-            prompt["pooled_prompt_embeds"][None],
+            pooled[None],
         )
         return float(self.loss(*(Tensor(array) for array in arrays)).asnumpy()[0])
 

@@ -16,6 +16,8 @@ TRANSFORMER |= {"axes_dims_rope": [16, 56, 56], "in_channels": 64, "joint_attent
 TRANSFORMER |= {"pooled_projection_dim": 768, "guidance_embeds": True}
 T5 = {"d_model": 4096, "d_kv": 64, "num_heads": 64, "d_ff": 10240, "num_layers": 24, "vocab_size": 32128}
 T5 |= {"feed_forward_proj": "gated-gelu"}
+CLIP = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+CLIP |= {"vocab_size": 49408, "max_position_embeddings": 77}
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def config(world, tmp_path, monkeypatch):
     """Settings of a run on a model of which only the settings are there."""
     for name in ("MS_WORKER_NUM", LOCAL_DEVICES):
         monkeypatch.delenv(name, raising=False)
-    for part, content in (("transformer", TRANSFORMER), ("text_encoder_2", T5)):
+    for part, content in (("transformer", TRANSFORMER), ("text_encoder_2", T5), ("text_encoder", CLIP)):
         (tmp_path / "flux" / part).mkdir(parents=True)
         (tmp_path / "flux" / part / "config.json").write_text(json.dumps(content))
 
@@ -53,6 +55,16 @@ def devices(monkeypatch, count: int, here: int | None = None) -> None:
     monkeypatch.setenv("MS_WORKER_NUM", str(count))
     if here:
         monkeypatch.setenv(LOCAL_DEVICES, str(here))
+
+
+def test_clip_is_counted_where_it_is_trained(config, machine):
+    machine(64, 60)
+    plain, trained = config(), config(train_text_encoder=True)
+    assert memory.clip_bytes(plain) == 0 and not any("CLIP" in line for line in memory_lines(plain))
+    assert memory.clip_bytes(trained) == 2 * 123_060_480
+    lines = memory_lines(trained)
+    assert lines[0].endswith("in one process for the transformer and CLIP")
+    assert "CLIP, which is trained, takes 0.25 GB of that, and as much on each device" in lines
 
 
 def test_one_process_needs_the_model_in_its_own_type(config, machine):

@@ -7,8 +7,9 @@ import mindspore
 import program
 import pytest
 
+from flux_db.data.encode import CLIP_TOKENS
 from flux_db.graph import ir
-from flux_db.graph.ascend_graph import DEVICES, EVERYTHING, GRAPHS, SMALL_WIDTHS, Case
+from flux_db.graph.ascend_graph import CLIP_LAYERS, DEVICES, EVERYTHING, GRAPHS, SMALL_WIDTHS, WITH_CLIP, Case
 
 TENSORS = {"double": 24, "single": 6}
 """Of the LoRA in the default layers of a block."""
@@ -61,14 +62,17 @@ ACLNN = {
     "Rsqrt": "Rsqrt",
     "Select": "SWhere",
     "Sigmoid": "Sigmoid",
+    "SigmoidGrad": "SigmoidBackward",
     "Sin": "Sin",
     "Slice": "Slice",
     "Softmax": "Softmax",
+    "SoftmaxBackward": "SoftmaxBackward",
     "Split": "SplitTensor",
     "SplitWithSize": "SplitWithSize",
     "Sqrt": "Sqrt",
     "Stack": "Stack",
     "Sub": "Sub",
+    "SumExt": "ReduceSum",
     "Tanh": "Tanh",
     "Tile": "Repeat",
     "Transpose": "Permute",
@@ -172,7 +176,22 @@ def test_gradients_are_taken_for_the_lora_only(graphs, name):
     assert {shape[1] for shape in others} <= {SMALL_WIDTHS["attention_head_dim"]}
 
 
-@pytest.mark.parametrize(("name", "count"), [("step", 0), ("everything", 1), ("sharded", 1)])
+def test_with_clip_gradients_are_taken_for_both_loras_only(graphs):
+    graph, config = graphs["with CLIP"], WITH_CLIP.config
+    rows = WITH_CLIP.rows * CLIP_TOKENS
+    backward = [node.outputs[0].shape for node in graph.of("MatMul") if "Gradients" in node.scope]
+    text_rank = config.text_encoder.text_encoder_rank
+    of_text = [shape for shape in backward if text_rank in shape and shape[0] != rows]
+    assert len(of_text) == 2 * 6 * CLIP_LAYERS, "two matrices in each of the six linear layers"
+    lengths = {WITH_CLIP.rows * n for n in (1, WITH_CLIP.tokens, WITH_CLIP.image_tokens)} | {rows}
+    lengths.add(WITH_CLIP.rows * (WITH_CLIP.tokens + WITH_CLIP.image_tokens))
+    others = [s for s in backward if not {text_rank, config.lora.rank} & set(s) and s[0] not in lengths]
+    assert {shape[1] for shape in others} <= {SMALL_WIDTHS["attention_head_dim"]}
+    counts = graph.counts()
+    assert counts["EmbeddingDenseBackward"] == counts["BiasAddGrad"] == 0, "no gradient of a frozen weight"
+
+
+@pytest.mark.parametrize(("name", "count"), [("step", 0), ("everything", 1), ("sharded", 1), ("with CLIP", 1)])
 def test_one_all_reduce_for_each_update(graphs, name, count):
     assert graphs[name].counts()["AllReduce"] == count
 

@@ -1,7 +1,6 @@
 """LoRA files and training, live, both ways: MindSpore here, diffusers on torch in the second environment."""
 
 import json
-import os
 from pathlib import Path
 
 import mindspore as ms
@@ -9,23 +8,20 @@ import numpy as np
 import program
 import pytest
 from mindspore import Tensor
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from torch_link import ask_torch, draw_here, run_torch
 from world import PROMPT, metrics, train
 
 from flux_db.data import batches, encode_cache
 from flux_db.lora import convert, lora_file
 from flux_db.model import adapter, flow, loading
-from flux_db.model.sampler import Request, Sampler, SampleSettings
+from flux_db.model.sampler import Request
 from flux_db.parity import golden
 from flux_db.settings.schema import LoraConfig, to_flat_dict
-from flux_db.size import Size
 from flux_db.stream import BatchLayout, Purpose, generator
 from flux_db.training import build
 from flux_db.training.prepare import prepare
 from flux_db.weight_file import to_bytes
 
-TORCH_VARIABLES = program.environment(PYTHONPATH=str(program.ROOT))
 STEPS = 20
 RUNS = {
     "alpha is the rank": {"rank": 4},
@@ -37,22 +33,6 @@ RUNS = {
         "train_batch_size": 2,
     },
 }
-
-
-def ask_torch(command, model, folder, arrays=None, **settings):
-    """Run a command of torch_side.py; returns its arrays and facts."""
-    given, got = folder / f"{command}.in.safetensors", folder / f"{command}.out.safetensors"
-    arrays = {name: np.ascontiguousarray(value) for name, value in (arrays or {"none": np.zeros(1)}).items()}
-    save_file(arrays, given, {"settings": json.dumps(settings)})
-    run_torch(Path(__file__).with_name("torch_side.py"), command, model, given, got)
-    with safe_open(got, "numpy") as file:
-        return load_file(got), json.loads(file.metadata()["facts"])
-
-
-def run_torch(*words):
-    """A script in the second environment, with none of this process's variables: some change how torch computes."""
-    done = program.run([os.environ["FLUX_DB_TORCH_PYTHON"], *map(str, words)], env=TORCH_VARIABLES, timeout=900)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS.keys())
@@ -110,12 +90,6 @@ def picture_request(world, config, model):
     cache = encode_cache.open_cache(config, model)
     prompt = cache.read(cache.prompt_file(PROMPT))
     return Request(**prompt, seed=5, number=0)
-
-
-def draw_here(model, transformer, request):
-    settings = SampleSettings(size=Size.square(64), steps=4, guidance=golden.GUIDANCE)
-    pixels = Sampler(model, transformer, ms.float32).pixels([request], settings)[0]
-    return np.clip(pixels / 2 + 0.5, 0, 1)
 
 
 def read_lora(path):

@@ -97,6 +97,45 @@ def train(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
     return {"loss": course[:, 0], "norm": course[:, 1], **weights}, {}
 
 
+def train_both(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
+    """The given batches with token ids from the given start of both LoRAs; saved as diffusers' script saves them."""
+    trainee = reference.Trainee(model, with_clip=True)
+    for network, prefix in ((trainee.transformer, "transformer"), (trainee.clip, "text_encoder")):
+        own = settings[prefix]
+        reference.add_lora(network, own["layers"], own["rank"], own["alpha"])
+        reference.set_lora(network, part(arrays, f"start/{prefix}/"), prefix)
+    batches = [part(arrays, f"{number}/") for number in range(settings["steps"])]
+    course = np.array(trainee.train(batches, settings["optimizer"], **settings["loss"]))
+    FluxPipeline.save_lora_weights(
+        settings["save_to"],
+        transformer_lora_layers=get_peft_model_state_dict(trainee.transformer),
+        text_encoder_lora_layers=get_peft_model_state_dict(trainee.clip),
+        **_collate_lora_metadata({"transformer": trainee.transformer, "text_encoder": trainee.clip}),
+    )
+    weights = reference.lora_state(trainee.clip, "text_encoder") | reference.lora_state(trainee.transformer)
+    weights = {f"weights/{name}": value.detach().numpy() for name, value in weights.items()}
+    return {"loss": course[:, 0], "norm": course[:, 1], **weights}, {}
+
+
+@torch.no_grad()
+def draw_both(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
+    """CLIP's vector and a picture without and with a LoRA file that has layers of CLIP."""
+    pipe = reference.pipeline(model, reference.load_transformer(model))
+    pipe.register_modules(text_encoder=reference.load_clip(model))
+
+    def results(name: str) -> dict:
+        pooled = pipe.text_encoder(torch.tensor(arrays["ids"]).long()).pooler_output[0].numpy()
+        given = (arrays["prompt_embeds"], pooled, arrays["noise"], 4, golden.GUIDANCE)
+        return {f"{name}/pooled": pooled, f"{name}/picture": reference.draw(pipe, *given)}
+
+    found = results("bare")
+    remarks, file = Remarks(), Path(settings["lora"])
+    pipe.load_lora_weights(file.parent, weight_name=file.name, adapter_name="default")
+    loaded = get_peft_model_state_dict(pipe.text_encoder, adapter_name="default")
+    loaded = {f"loaded/text_encoder.{name}": value.numpy() for name, value in loaded.items()}
+    return found | results("with_lora") | loaded, {"remarks": remarks.texts}
+
+
 def part(arrays: dict, prefix: str) -> dict:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
@@ -106,6 +145,7 @@ def main(command: str, model: str, inputs: str, outputs: str) -> None:
     with safe_open(inputs, "numpy") as file:
         settings = json.loads(file.metadata()["settings"])
     commands = {"draw": draw, "make_lora": make_lora, "apply_lora": apply_lora, "train": train}
+    commands |= {"train_both": train_both, "draw_both": draw_both}
     results, facts = commands[command](Path(model), load_file(inputs), settings)
     save_file({name: np.ascontiguousarray(v) for name, v in results.items()}, outputs, {"facts": json.dumps(facts)})
 

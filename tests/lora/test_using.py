@@ -1,6 +1,5 @@
 """After training: the uploaded run, the merged model, and pictures drawn with the LoRA. One small run serves all."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -107,7 +106,7 @@ def test_the_fused_model_is_the_model_with_its_lora(run, kohya, cpu, world, tmp_
     }
     fused = loading.load_transformer(tmp_path / "fused", cpu.dtype)
     plain = loading.load_transformer(world.model, cpu.dtype)
-    generate.add_loras(plain, merge.read_all([merge.Weighted(output)]), cpu)
+    generate.add_loras(plain, merge.read_all([merge.Weighted(output)]), cpu.dtype)
     changed = plain.parameters_dict()
     for name, parameter in fused.parameters_dict().items():
         assert np.array_equal(parameter.asnumpy(), changed[name].asnumpy()), name
@@ -150,7 +149,11 @@ def test_fuse_goes_file_by_file_and_leaves_the_rest_byte_for_byte(sharded, tmp_p
     path, tensors = lora_for(tmp_path / "lora.safetensors", shapes)
     assert main(["fuse", str(sharded), str(path), "-o", str(tmp_path / "fused"), "--scale", "0.5"]) == 0
     before, after = (
-        {name: (file.path.name, file.read(name)) for file in merge.transformer_files(model) for name in file.entries}
+        {
+            name: (file.path.name, file.read(name))
+            for file in merge.weight_files(model, "transformer")
+            for name in file.entries
+        }
         for model in (sharded, tmp_path / "fused")
     )
     assert before.keys() == after.keys()
@@ -176,7 +179,7 @@ def test_values_beyond_the_precision_of_the_device_are_refused(cpu, tmp_path):
     path, _ = lora_for(tmp_path / "lora.safetensors", {"x_embedder": (32, 64)})
     network = nn.Dense(64, 32, has_bias=False)
     network.weight.name = "x_embedder.weight"
-    half = dataclasses.replace(cpu, dtype=runtime.DTYPES["fp16"])
+    half = runtime.DTYPES["fp16"]
     generate.add_loras(network, merge.read_all([merge.Weighted(path)]), half)
     with pytest.raises(UserError, match=r"x_embedder: with the LoRA its weights are not finite numbers of type F16"):
         generate.add_loras(network, merge.read_all([merge.Weighted(path, 1e5)]), half)

@@ -22,6 +22,8 @@ QUANTITIES = (
     "timestep densities", "learning rates", "CLIP pooled", "T5", "VAE moments", "VAE decoded", "transformer",
     "transformer, no guidance", "transformer with LoRA", "loss, 20 cases", "LoRA gradients", "gradient norm, 20 steps",
     "AdamW loss, 20 steps", "picture, 4 steps", "transformer, head size 128", "LoRA gradients, head size 128",
+    "CLIP pooled with LoRA", "LoRA gradients, CLIP", "gradient norm, CLIP trained", "AdamW loss, CLIP trained",
+    "picture, LoRA of CLIP",
 )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def _unknown() -> Iterator[Plan]:
     for words in (
         ["--nothing"], ["--nothing", "1"], ["--nothing=1"], ["--resol", "32"], ["--no-rank"], ["--cache_latents=true"],
         ["--cache_latents", "true"], ["--rank"], ["--rank", "--seed", "1"], ["stray"], ["-x"], ["--", "stray"],
-        ["--hub_token"], ["--hub_token", ""], ["--train_text_encoder"], ["--\x1b[31m"], [os.fsdecode(b"--\xff")],
+        ["--hub_token"], ["--hub_token", ""], ["--use_8bit_adam"], ["--\x1b[31m"], [os.fsdecode(b"--\xff")],
         ["--prompt\n--rank"], ["stray"] * 5000, ["--" + "x" * 100_000], ["--config"], ["---"], ["--=", "1"],
     ):  # fmt: skip
         names = [words[0].split("=")[0], "belong to no flag"]
