@@ -186,7 +186,7 @@ def drawn(world, tmp_path_factory):
         validation_inference_steps=2,
         validation_data_dir=str(held_out),
     )
-    done = program.run(program.trainer(settings), timeout=900)
+    done = program.run(program.trainer(settings), timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "layers of CLIP" in done.stdout + done.stderr
     return output, settings
