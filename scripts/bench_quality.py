@@ -29,7 +29,7 @@ from flux_db.demo.tiny_model import write_once, write_tiny_model
 from flux_db.demo.world import WHERE
 from flux_db.run.sample_files import read_folder, round_folder
 from flux_db.score.judged import Scores, Subject, score
-from flux_db.score.runs import read_pictures, read_samples
+from flux_db.score.samples import read_pictures, read_samples
 
 STEPS, EVERY, LAST = 200, 50, 400
 IMAGES, DENOISING, GUIDANCE, SAMPLE_SEED = 4, 12, 3.5, 42

@@ -10,12 +10,19 @@ from flux_db.commands.command import Command, whole_number
 
 def tiny_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="where to write it")
-    parser.add_argument("--size", choices=["tiny", "mid"], default="tiny", help="tiny: 0.1 M parameters; mid: 9 M")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
+    parser.add_argument(
+        "--size",
+        choices=["tiny", "mid", "small"],
+        default="tiny",
+        help="tiny: 0.1 M parameters, mid: 9 M, both random; small: 7.6 M, which has learned to draw (default: tiny)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of tiny and mid: the same seed gives the same bytes (default: 0)"
+    )
 
 
 def tiny_model(arguments: argparse.Namespace) -> None:
-    """Write a small FLUX.1 folder with random weights."""
+    """Write a small FLUX.1 folder: with random weights for tests, or one that has learned a drawn world."""
     from flux_db.demo.tiny_model import write_tiny_model
 
     write_tiny_model(arguments.folder, arguments.size, arguments.seed)

@@ -98,8 +98,8 @@ VAE: dict[Size, Config] = {
         "norm_num_groups": 8,
         "sample_size": 64,
         "latent_channels": 8,
-        "scaling_factor": 1.0022,
-        "shift_factor": 0.0486,
+        "scaling_factor": 1.2918,
+        "shift_factor": -0.0114,
     },
 }
 
@@ -141,7 +141,8 @@ def model_files(size: Size, seed: int) -> dict[str, bytes]:
     t5 = t5_config(size, vocab_size=t5_tokenizer.get_vocab_size())
     transformer = transformer_config(size, vae, clip, t5)
 
-    return {
+    card = {"README.md": stored("README.md")} if size == "small" else {}
+    return card | {
         "model_index.json": json_bytes(MODEL_INDEX),
         "tiny_model.json": json_bytes({"schema": SCHEMA, "size": size, "seed": seed}),
         "scheduler/scheduler_config.json": json_bytes(SCHEDULER),
@@ -309,12 +310,15 @@ def latent_moments(kind: str, shape: tuple[int, ...], config: Config) -> Draw:
 
 def weights_of(part: str, config: Config, size: Size, seed: int) -> bytes:
     """The weights of a network, as a file."""
-    if size != "small":
-        return draw_all(part, config, seed)
-    stored = files("flux_db.demo").joinpath("small", f"{part}.safetensors")
-    if not stored.is_file():
-        raise UserError(f"{stored}: not there; scripts/small_base trains the small model and stores it")
-    return stored.read_bytes()
+    return stored(f"{part}.safetensors") if size == "small" else draw_all(part, config, seed)
+
+
+def stored(name: str) -> bytes:
+    """A file of the small model, as it is in the package."""
+    file = files("flux_db.demo").joinpath("small", name)
+    if not file.is_file():
+        raise UserError(f"{file}: not there; scripts/small_base trains the small model and stores it")
+    return file.read_bytes()
 
 
 def draw_all(part: str, config: Config, seed: int) -> bytes:

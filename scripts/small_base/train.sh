@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train the small model and its judge from nothing, or go on where it was stopped: bash scripts/small_base/train.sh
-# About 80 minutes on two free cores; more if the cores are shared. PYTHON names an interpreter with the extra interop.
+# About 90 minutes on two free cores; more if the cores are shared. PYTHON names an interpreter with the extra interop.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONPATH=. OMP_NUM_THREADS=1
@@ -25,7 +25,7 @@ stage narrow_vae narrow.py vae
 stage vae train_vae.py --minutes 5
 stage balance narrow.py balance
 stage narrow_flow narrow.py flow
-stage flow train_flow.py --minutes "${FLOW_MINUTES:-38}"
+stage flow train_flow.py --minutes "${FLOW_MINUTES:-43}"
 stage judge train_judge.py --minutes 6
 # Stops and prints the VAE's factors if flux_db/demo/tiny_model.py has others.
 stage pack pack.py

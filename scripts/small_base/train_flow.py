@@ -40,7 +40,7 @@ COUNT = 20_000
 CAPTIONS = 4
 BATCH = 32
 PEAK = 1.2e-3
-DISTIL_FROM = 0.68
+DISTIL_FROM = 0.64
 DISTIL_SHARE = 0.6
 EMPTY_SHARE = 0.1
 LENGTHS = (20, 20, 20, 32)
@@ -139,7 +139,7 @@ def loss_of(model: FlowModel, teacher: FlowModel, draws: Draws, step: int, size:
 
 @torch.no_grad()
 def average(teacher: FlowModel, model: FlowModel, step: int) -> None:
-    keep = min(0.998, (1 + step) / (10 + step))
+    keep = min(0.997, (1 + step) / (10 + step))
     torch._foreach_lerp_(list(teacher.parameters()), list(model.parameters()), 1 - keep)
 
 

@@ -14,6 +14,7 @@ from transformers import CLIPTokenizer, T5TokenizerFast
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.demo.tiny_model import MODEL_INDEX, SCHEMA, WORDS, write_tiny_model
 from flux_db.errors import UserError
+from flux_db.model.expected_weights import expected_weights
 
 WEIGHTS = {
     "transformer": "diffusion_pytorch_model.safetensors",
@@ -48,6 +49,23 @@ def weights(model: Path, part: str) -> dict[str, np.ndarray]:
 
 def config(model: Path, part: str) -> dict:
     return json.loads((model / part / "config.json").read_text())
+
+
+# ---- The model that has learned something ----
+
+
+def test_the_small_model_is_whole_in_fp16_and_describes_itself(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "small", "small")
+    files = contents(tmp_path / "small")
+    assert sum(map(len, files.values())) <= 20_000_000
+    for part in WEIGHTS:
+        found = weights(tmp_path / "small", part)
+        assert {name: value.shape for name, value in found.items()} == expected_weights(
+            part, config(tmp_path / "small", part)
+        )
+        assert {value.dtype for value in found.values()} == {np.dtype(np.float16)}
+        assert all(np.isfinite(value).all() for value in found.values())
+    assert b"How it was trained" in files["README.md"]
 
 
 # ---- Bytes ----

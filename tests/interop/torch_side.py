@@ -55,6 +55,25 @@ def draw(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
     return pictures | loaded, {"remarks": remarks.texts}
 
 
+def draw_prompts(model: Path, arrays: dict, settings: dict) -> tuple[dict, dict]:
+    """Pictures [N, 3, H, W] by a pipeline that was loaded as a user loads it."""
+    remarks = Remarks()
+    pipe = FluxPipeline.from_pretrained(model, torch_dtype=torch.float32)
+    noise = torch.from_numpy(arrays["noise"])
+    _, _, h, w = noise.shape
+    pictures = pipe(
+        settings["prompts"],
+        latents=FluxPipeline._pack_latents(noise, *noise.shape),
+        height=h * pipe.vae_scale_factor,
+        width=w * pipe.vae_scale_factor,
+        num_inference_steps=settings["steps"],
+        guidance_scale=settings["guidance"],
+        max_sequence_length=settings["tokens"],
+        output_type="pt",
+    ).images
+    return {"pictures": pictures.numpy()}, {"remarks": remarks.texts}
+
+
 def make_lora(model: Path, _: dict, settings: dict) -> tuple[dict, dict]:
     """A LoRA file by diffusers, and what the transformer answers with it."""
     trainee = reference.Trainee(model)
@@ -145,7 +164,7 @@ def main(command: str, model: str, inputs: str, outputs: str) -> None:
     with safe_open(inputs, "numpy") as file:
         settings = json.loads(file.metadata()["settings"])
     commands = {"draw": draw, "make_lora": make_lora, "apply_lora": apply_lora, "train": train}
-    commands |= {"train_both": train_both, "draw_both": draw_both}
+    commands |= {"train_both": train_both, "draw_both": draw_both, "draw_prompts": draw_prompts}
     results, facts = commands[command](Path(model), load_file(inputs), settings)
     save_file({name: np.ascontiguousarray(v) for name, v in results.items()}, outputs, {"facts": json.dumps(facts)})
 
