@@ -19,18 +19,21 @@ def main(argv: list[str]) -> int:
     hide_token()
     # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
     stop = StopRequest().listen()
-    from flux_db.check import dry_run
+    from flux_db.check import dry_run, peer_notes
     from flux_db.check.everything import check_everything
+    from flux_db.lora import init_lora
     from flux_db.report.hub import check_hub
     from flux_db.run.lock import OutputLock, is_first_process
     from flux_db.settings.command_line import read_config
 
-    given = read_config(argv)
+    given = init_lora.resolve(read_config(argv))
     if given.config.output.dry_run:
         from flux_db.training.prepare import demand_resumable
 
         return dry_run.run(given, demand_resumable)
     config, seen = check_everything(given, check_hub)
+    if is_first_process():
+        peer_notes.say_notes(given)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         # Only now: a mistake in the settings is reported within a second, without MindSpore
         from flux_db.model import runtime

@@ -17,6 +17,8 @@ from flux_db.atomic import write_file, write_png
 from flux_db.check import contact_sheet, plan
 from flux_db.check.everything import find_problems
 from flux_db.check.memory import memory_lines, memory_warnings
+from flux_db.check.model import model_warnings
+from flux_db.check.peer_notes import notes
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
@@ -67,7 +69,7 @@ def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None
         dataset, warnings = read_dataset(config, seen)
         if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)
-            print(*map(printable, _report(config, seen, dataset, rows, general)), sep="\n")
+            print(*map(printable, _report(config, seen, dataset, rows, general, notes(given))), sep="\n")
             problems += _write_files(config, seen.found.folder, rows)
     if problems:
         raise UserError(problems)
@@ -81,7 +83,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Pro
     """The rows of the table, and the warnings that are about none of them."""
     folder, examples = seen.found.folder, plan.one_each(dataset)
     of_picture: dict[Path, list[Problem]] = {example.picture.path: [] for example in examples}
-    general: list[str] = [*setting_warnings(config), *memory_warnings(config)]
+    general: list[str] = [*setting_warnings(config), *model_warnings(config), *memory_warnings(config)]
     general += [warning for warning in warnings if warning.path not in of_picture]
     for warning in warnings:
         if warning.path in of_picture:
@@ -113,7 +115,12 @@ def _uses_trigger(config: Config, seen: Survey) -> bool:
 
 
 def _report(
-    config: Config, seen: Survey, dataset: Dataset, rows: Sequence[Row], general: Sequence[str]
+    config: Config,
+    seen: Survey,
+    dataset: Dataset,
+    rows: Sequence[Row],
+    general: Sequence[str],
+    notes: Sequence[str],
 ) -> Iterator[str]:
     """The lines that are printed, except for the problems."""
     yield f"Pictures: {len(rows)} in {seen.found.folder}"
@@ -126,6 +133,8 @@ def _report(
     if len(general) > MOST_ROWS:
         yield f"  ... and {len(general) - MOST_ROWS} more"
     yield ""
+    if notes:
+        yield from ("Beside diffusers' and mindone's scripts", *(f"  {line}" for line in notes), "")
     yield from _plan(config, dataset)
 
 

@@ -14,8 +14,9 @@ from flux_db.model.model_folder import NETWORKS, PARTS, locate, read_config
 from flux_db.model.part_weights import INCOMPLETE, choose, read_headers, read_object
 from flux_db.model.parts import MODEL_PARTS
 from flux_db.problem import Problem
+from flux_db.settings import layer_patterns, lora_layers
 from flux_db.settings.derived import validation_size
-from flux_db.settings.schema import Config
+from flux_db.settings.schema import Config, LossConfig
 from flux_db.size import Size
 
 
@@ -43,6 +44,20 @@ def check_model(folder: Path, config: Config) -> list[Problem]:
     if problems:
         return problems
     return _wrong_sides(folder, config) or _unmatched_layers(folder / "transformer", config)
+
+
+def model_warnings(config: Config, folder: Path | None = None) -> list[Problem]:
+    """What a sound model makes of a setting, if that is hardly meant; nothing for a model that is not here yet."""
+    folder = folder or Path(config.model.pretrained_model_name_or_path)
+    try:
+        has_guidance = read_config(folder, "transformer").get("guidance_embeds", False)
+    except (OSError, ValueError, UserError):
+        return []
+    scale = config.loss.guidance_scale
+    if has_guidance or scale == LossConfig().guidance_scale:
+        return []
+    text = f"--guidance_scale {scale:g}: not used, because the model has no guidance embedding (as FLUX.1-schnell)"
+    return [Problem(text, flag="guidance_scale", also=("pretrained_model_name_or_path",))]
 
 
 def _problems(folder: Path, variant: str | None) -> list[str]:
@@ -75,8 +90,16 @@ def _variant_problems(folder: Path, variant: str | None) -> list[str]:
 
 def _unmatched_layers(part: Path, config: Config) -> list[Problem]:
     """Layers asked for that the transformer does not have; read from the headers of its weight files."""
-    chosen = choose(part, config.model.variant)
-    if config.lora.lora_layers is None or chosen is None:
+    chosen, lora, optim = choose(part, config.model.variant), config.lora, config.optim
+    if chosen is None or not (lora.lora_layers or lora.lora_rank_pattern or optim.lora_lr_pattern):
+        return []
+    try:
+        choice = lora_layers.parse(lora.lora_layers)
+        patterns = {
+            "lora_rank_pattern": lora_layers.rank_patterns(lora.lora_rank_pattern),
+            "lora_lr_pattern": lora_layers.rate_patterns(optim.lora_lr_pattern),
+        }
+    except ValueError:  # reported by the check of values
         return []
     modules = [
         name.removesuffix(".weight")
@@ -84,13 +107,28 @@ def _unmatched_layers(part: Path, config: Config) -> list[Problem]:
         if name.endswith(".weight") and len(entry.shape) == 2
     ]
     endings = {".".join(name.split(".")[i:]) for name in modules for i in range(name.count(".") + 1)}
-    return [
+    where = " in these blocks" if choice.blocks else ""
+    trained = [name for name in modules if choice.takes(name)]
+    found = [
         Problem(
-            f"--lora_layers {layer}: no linear layer of the transformer has this name{did_you_mean(layer, endings)}",
+            f"--lora_layers {item}: no linear layer of the transformer has this name{where}"
+            f"{did_you_mean(item, endings)}",
             flag="lora_layers",
         )
-        for layer in config.lora.layers
-        if layer not in endings
+        for item in choice.names
+        if not any(lora_layers.is_named(item, name) and choice.is_in_blocks(name) for name in modules)
+    ]
+    if not found:
+        found += [
+            Problem(f"--lora_layers {blocks}: the transformer has no such layers in these blocks", flag="lora_layers")
+            for blocks in choice.blocks
+            if not any(map(blocks.holds, trained))
+        ]
+    return found + [
+        Problem(f"--{flag} {expression}: fits no layer that is trained", flag=flag, also=("lora_layers",))
+        for flag, own in patterns.items()
+        for expression in layer_patterns.unused(own, trained)
+        if trained
     ]
 
 

@@ -13,6 +13,7 @@ from flux_db.data import buckets
 from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
+from flux_db.settings import lora_layers
 from flux_db.settings.derived import background, has_trigger, instance_prompt, recomputed
 from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, LossConfig, to_flat_dict
 from flux_db.settings.subject_word import word_of
@@ -23,6 +24,8 @@ LARGEST_MODE_SCALE = 2 / (math.pi - 2)
 
 # The learning rate of every step is computed before the first one.
 MOST_STEPS = 10_000_000
+
+INIT = "init_lora"
 
 # Prodigy's learning rate is a factor on the step size that it finds itself: its authors use 1.
 LEAST_PRODIGY_RATE = 0.1
@@ -60,7 +63,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "above 0, up to 1000",
         lambda x: 0 < x <= 1000,
-        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift",
+        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift loraplus_ratio",
     ),
     ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
     # without clipping: as large as you like, but a float32
@@ -152,6 +155,7 @@ def _contradictions(config: Config) -> list[Problem]:
         *_picture_contradictions(config),
         *_device_problems(config),
         *_timestep_problems(config),
+        *_lora_problems(config),
         *_broken(
             _Rule(
                 warmup > 0 and optim.lr_scheduler == "constant",
@@ -166,11 +170,6 @@ def _contradictions(config: Config) -> list[Problem]:
                 ("max_train_steps",),
             ),
             _Rule(
-                not config.lora.layers,
-                "lora_layers",
-                f" {config.lora.lora_layers}: names no layer; give some, or leave it out",
-            ),
-            _Rule(
                 bool(hub.hub_model_id) and not hub.push_to_hub,
                 "hub_model_id",
                 f" {hub.hub_model_id}: needs --push_to_hub; add that or leave it out",
@@ -178,6 +177,40 @@ def _contradictions(config: Config) -> list[Problem]:
             ),
         ),
     ]
+
+
+def _lora_problems(config: Config) -> list[Problem]:
+    lora, optim = config.lora, config.optim
+    prodigy = optim.optimizer == "prodigy"
+    why = "Prodigy finds one step size for all weights; leave it out, or use --optimizer adamw"
+    alone = [name for name in ("init_lora_resize", "init_lora_transformer_only") if getattr(lora, name)]
+    return [
+        *_unread("lora_layers", lora_layers.parse, lora.lora_layers),
+        *_unread("lora_rank_pattern", lora_layers.rank_patterns, lora.lora_rank_pattern),
+        *_unread("lora_lr_pattern", lora_layers.rate_patterns, optim.lora_lr_pattern),
+        *_broken(
+            _Rule(prodigy and bool(optim.lora_lr_pattern), "lora_lr_pattern", f": {why}", ("optimizer",)),
+            _Rule(
+                prodigy and optim.loraplus_ratio != 1,
+                "loraplus_ratio",
+                f" {optim.loraplus_ratio:g}: {why}",
+                ("optimizer",),
+            ),
+            *(
+                _Rule(lora.init_lora is None, name, f": needs --init_lora; add that or leave --{name} out", (INIT,))
+                for name in alone
+            ),
+        ),
+    ]
+
+
+def _unread(flag: str, read: Callable[[Any], Any], value: Any) -> list[Problem]:
+    """The problem of a setting that has a grammar of its own."""
+    try:
+        read(value)
+    except ValueError as error:
+        return [Problem(f"--{flag} {error}", flag=flag)]
+    return []
 
 
 def _timestep_problems(config: Config) -> list[Problem]:

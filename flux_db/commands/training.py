@@ -13,6 +13,7 @@ from flux_db.check.files import check_files
 from flux_db.check.values import check_values
 from flux_db.commands.command import Command
 from flux_db.console import program_name
+from flux_db.lora import init_lora
 from flux_db.settings.command_line import lasting_flags, parse_config, read_config, store_config
 
 
@@ -28,12 +29,12 @@ def check_run(argv: list[str]) -> int:
     from flux_db.check import dry_run
     from flux_db.training.prepare import demand_resumable
 
-    return dry_run.run(read_config(argv), demand_resumable)
+    return dry_run.run(init_lora.resolve(read_config(argv)), demand_resumable)
 
 
 def prepare(argv: list[str]) -> None:
     """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
-    config, seen = check_everything(read_config(argv))
+    config, seen = check_everything(init_lora.resolve(read_config(argv)))
     from flux_db.run.lock import OutputLock
     from flux_db.training import prepare
 
@@ -99,7 +100,7 @@ def dry_run_ascend(argv: list[str]) -> int:
 
     MindSpore compiles the training step for Ascend and simulates one call of it. Not tried by its authors, who have no
     machine with CANN."""
-    config = parse_config(argv, checks=(check_values, check_files))
+    config = init_lora.resolve(read_config(argv)).checked(check_values, check_files)
     from flux_db.doctor import simulation
 
     if simulation.IN_CHILD in os.environ:

@@ -14,9 +14,13 @@ from flux_db import __version__
 from flux_db.lora.lora_file import ADAPTER_METADATA
 from flux_db.model.identity import DEV, SCHNELL, base_model_name
 from flux_db.settings.derived import instance_prompt, text_lora
+from flux_db.settings.lora_layers import needs_alphas
 from flux_db.settings.resume_rules import FREE, GLOBAL_BATCH
 from flux_db.settings.schema import SECTIONS, Config, LoraConfig, to_flat_dict
 from flux_db.weight_file import to_bytes
+
+# Of a metadata entry that a setting makes as long as it likes.
+LONGEST_NOTE = 500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +35,14 @@ class Facts:
     """Pictures behind one optimizer step, over all devices."""
     kept_for: str | None = None
     """Of the best LoRA: what it is best in."""
+    init_lora: str | None = None
+    """The LoRA that it was started from: name and content."""
 
 
 def lora_file(tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no") -> bytes:
-    """A LoRA file. With alpha != rank `tensors` hold each module's alpha; diffusers rejects it in metadata as well."""
+    """A LoRA file. If `tensors` hold each module's alpha, the metadata must not: diffusers rejects that."""
     metadata = {"format": "pt", **about(config, facts)}
-    if config.lora.alpha == config.lora.rank:
+    if not needs_alphas(config.lora):
         text = text_lora(config)
         entries = _adapter_metadata(tensors, config.lora, "transformer")
         entries |= _adapter_metadata(tensors, text, "text_encoder") if text else {}
@@ -56,7 +62,9 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "trigger_word": data.trigger_word,
         "rank": lora.rank,
         "alpha": lora.alpha,
+        "rank_pattern": _cut("; ".join(lora.lora_rank_pattern)) or None,
         "text_encoder_rank": text.rank if text else None,
+        "init_lora": facts.init_lora,
         "steps": facts.steps,
         "resolution": data.resolution,
         "pictures": facts.pictures,
@@ -73,6 +81,10 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "ss_num_train_images": facts.pictures,
     }
     return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_NOTE else f"{text[:LONGEST_NOTE]}..."
 
 
 def settings_hash(config: Config, global_batch: int) -> str:

@@ -6,6 +6,7 @@ The network is the transformer, or CLIP's text model with a LoRA of its own.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from flux_db.errors import UserError
 from flux_db.model.dropout import NUMBERS, StepDropout
 from flux_db.model.quiet import quiet
+from flux_db.settings import lora_layers
 from flux_db.settings.schema import LoraConfig
 from flux_db.stream import Purpose, generator
 
@@ -33,7 +35,7 @@ def inject(
 ) -> Parameter | None:
     """Give the transformer a trainable LoRA that computes in `dtype`. Returns the dropout keys of a batch, or None."""
     with quiet():
-        transformer.add_adapter(_peft_config(config), ADAPTER)
+        transformer.add_adapter(_peft_config(transformer, config), ADAPTER)
     _start(transformer, config, seed, dtype)
     if config.lora_dropout == 0:
         return None
@@ -49,21 +51,35 @@ def inject_text_encoder(
     with quiet():
         from mindone.peft import inject_adapter_in_model
 
-        inject_adapter_in_model(_peft_config(config), text_encoder, ADAPTER)
+        inject_adapter_in_model(_peft_config(text_encoder, config), text_encoder, ADAPTER)
     _start(text_encoder, config, seed, dtype)
     if key is not None:
         _add_dropout(text_encoder, config.lora_dropout, key, FIRST_TEXT_LAYER)
 
 
-def _peft_config(config: LoraConfig) -> Any:
+def _peft_config(network: nn.Cell, config: LoraConfig) -> Any:
     from mindone.peft import LoraConfig as PeftConfig
 
+    layers = lora_layers.chosen(config, linear_layers(network))
+    ranks = {name: lora_layers.rank_of(config, name) for name in layers}
+    others = [name for name, rank in ranks.items() if rank != config.rank]
     return PeftConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         init_lora_weights="gaussian",
-        target_modules=list(config.layers),
+        target_modules=layers,
+        rank_pattern={f"^{re.escape(name)}": ranks[name] for name in others},
+        alpha_pattern={f"^{re.escape(name)}": lora_layers.alpha_of(config, name) for name in others},
     )
+
+
+def linear_layers(network: nn.Cell) -> list[str]:
+    """Names of the cells with a matrix of weights."""
+    return [
+        name.removesuffix(".weight")
+        for name, parameter in network.parameters_and_names()
+        if name.endswith(".weight") and len(parameter.shape) == 2
+    ]
 
 
 def _start(network: nn.Cell, config: LoraConfig, seed: int, dtype: ms.Type) -> None:
@@ -76,7 +92,7 @@ def _start(network: nn.Cell, config: LoraConfig, seed: int, dtype: ms.Type) -> N
 
 def start_values(network: nn.Cell, config: LoraConfig, seed: int) -> list[np.ndarray]:
     """The LoRA's first weights in fp32, in the order of `parameters`."""
-    return [_start_value(name, p.shape, config.rank, seed) for name, p in parameters(network).items()]
+    return [_start_value(name, p.shape, seed) for name, p in parameters(network).items()]
 
 
 def parameters(network: nn.Cell) -> dict[str, Parameter]:
@@ -101,21 +117,27 @@ def _forget_compiled(network: nn.Cell) -> None:
     network.compile_cache.clear()
 
 
-def _start_value(name: str, shape: tuple[int, ...], rank: int, seed: int) -> np.ndarray:
-    """B is zero, A is normal with deviation 1/rank; keyed by name, so that every rank and device starts the same."""
+def _start_value(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """B is zero, A [rank, inputs] is normal with deviation 1/rank; keyed by name: every device starts the same."""
     if name.endswith("lora_B"):
         return np.zeros(shape, np.float32)
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    return generator(seed, key, Purpose.LORA).standard_normal(shape, np.float32) / np.float32(rank)
+    return generator(seed, key, Purpose.LORA).standard_normal(shape, np.float32) / np.float32(shape[0])
 
 
 # --- files -------------------------------------------------------------------------------------------------------
 
 
 def to_state_dict(
-    network: nn.Cell, config: LoraConfig, values: Sequence[np.ndarray] | None = None, prefix: str = TRANSFORMER
+    network: nn.Cell,
+    config: LoraConfig,
+    values: Sequence[np.ndarray] | None = None,
+    prefix: str = TRANSFORMER,
+    *,
+    alphas: bool | None = None,
 ) -> dict[str, np.ndarray]:
-    """The LoRA under diffusers' names, fp32. With alpha != rank each module carries its alpha: all loaders read it.
+    """The LoRA under diffusers' names, fp32. With alpha != rank, or several ranks, each module carries its alpha: all
+    loaders read it. `alphas` decides that instead, because they are for all layers of a file or for none.
 
     `values` are the optimizer's own, in the order of `parameters`; the layers may hold them in half precision only.
     """
@@ -123,9 +145,10 @@ def to_state_dict(
     if values is None:
         values = [p.astype(ms.float32).asnumpy().copy() for p in own.values()]
     tensors = {f"{prefix}.{name}.weight": value for name, value in zip(own, values, strict=True)}
-    if config.alpha != config.rank:
-        modules = {name.rsplit(".", 2)[0] for name in tensors}
-        tensors |= {f"{module}.alpha": np.array(config.alpha, np.float32) for module in sorted(modules)}
+    if lora_layers.needs_alphas(config) if alphas is None else alphas:
+        modules = sorted({name.rsplit(".", 1)[0] for name in own})
+        values = {module: lora_layers.alpha_of(config, module) for module in modules}
+        tensors |= {f"{prefix}.{module}.alpha": np.array(alpha, np.float32) for module, alpha in values.items()}
     return tensors
 
 

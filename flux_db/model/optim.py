@@ -72,6 +72,8 @@ class FlatOptimizer(nn.Cell):
 
     The weights are one flat vector in fp32. The layers' own parameters are copies of its pieces, in the type that they
     compute in. With `apply` false a call changes nothing: neither weights, nor moments, nor the count of updates.
+    `factors` are for each tensor what its learning rate is multiplied by; they follow from the settings, so they are no
+    part of the state.
     """
 
     state_names = ("updates", "bias_correction1", "bias_correction2", "exp_avg", "exp_avg_sq")
@@ -82,6 +84,7 @@ class FlatOptimizer(nn.Cell):
         config: OptimConfig,
         values: Sequence[np.ndarray] | None = None,
         second: SecondPart | None = None,
+        factors: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self.parameters = ms.ParameterTuple(params)
@@ -101,6 +104,11 @@ class FlatOptimizer(nn.Cell):
         self.repeat_first = ops.BroadcastTo((sum(self.sizes) - self.second_size,))
         self.repeat_second = ops.BroadcastTo((max(1, self.second_size),))
         self.one = Tensor(1.0, ms.float32)
+        self.has_factors = factors is not None
+        # a parameter, and no constant: stored graphs would hold as many numbers as the LoRA has
+        self.rate_factors = None
+        if factors is not None:
+            self.rate_factors = self._state("rate_factors", np.repeat(np.asarray(factors, np.float32), self.sizes))
         self.updates = self._state("updates", 0.0)
         # 1 - beta^t, kept as the running mean of ones: the CPU's exp, expm1 and tanh are wrong by up to 1e-4 here
         self.bias_correction1 = self._state("bias_correction1", 0.0)
@@ -167,6 +175,8 @@ class AdamW(FlatOptimizer):
         moved = self.moved(lr, apply)
         first, second = (lr[0], lr[1]) if self.has_second else (lr, lr)
         rate, decay = self.each(first, second), self.each(first * self.weight_decay, second * self.second_decay)
+        if self.has_factors:
+            rate, decay = rate * self.rate_factors, decay * self.rate_factors
         updates = self.updates + 1.0
         bias_correction1 = self.beta1 * self.bias_correction1 + self.rest1
         bias_correction2 = self.beta2 * self.bias_correction2 + self.rest2
@@ -199,7 +209,10 @@ class Prodigy(FlatOptimizer):
         config: OptimConfig,
         values: Sequence[np.ndarray] | None = None,
         second: SecondPart | None = None,
+        factors: Sequence[float] | None = None,
     ) -> None:
+        if factors is not None:
+            raise ValueError("Prodigy has one step size for all weights")
         super().__init__(params, config, values, second)
         self.beta3 = math.sqrt(config.adam_beta2)
         self.d = self._state("d", self.d_0)
@@ -246,9 +259,10 @@ def build_optimizer(
     config: OptimConfig,
     values: Sequence[np.ndarray] | None = None,
     second: SecondPart | None = None,
+    factors: Sequence[float] | None = None,
 ) -> FlatOptimizer:
     """`values` are the weights in fp32 to start from, if the parameters hold them in half precision only."""
-    return {"adamw": AdamW, "prodigy": Prodigy}[config.optimizer](params, config, values, second)
+    return {"adamw": AdamW, "prodigy": Prodigy}[config.optimizer](params, config, values, second, factors)
 
 
 # --- learning-rate schedules -------------------------------------------------------------------------------------

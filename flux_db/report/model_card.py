@@ -15,11 +15,15 @@ from flux_db.lora import trained_file
 from flux_db.model.identity import base_model_name, is_hub_name, licence
 from flux_db.output_folder import LORA_FILE, MODEL_CARD
 from flux_db.run import sample_files
+from flux_db.settings import lora_layers
 from flux_db.settings.derived import instance_prompt, text_lora
 from flux_db.settings.schema import Config
 
 # By it a card is known as this program's own, which a later run may replace.
 MARK = "<!-- written by flux-db; remove this line to keep your own version -->"
+
+# Of a setting that may name hundreds.
+MOST_PATTERNS = 10
 
 TAGS = ["text-to-image", "diffusers", "lora", "flux", "dreambooth", "mindspore", "template:sd-lora"]
 
@@ -145,16 +149,17 @@ In ComfyUI: put `{LORA_FILE}` into `models/loras` and choose it in the node "Loa
 
 
 def _settings(config: Config, facts: trained_file.Facts) -> str:
-    optim, data = config.optim, config.data
+    optim, data, lora = config.optim, config.data, config.lora
     rows = {
-        "Rank, alpha": f"{config.lora.rank}, {config.lora.alpha:g}",
-        "Layers": ", ".join(f"`{_plain(layer)}`" for layer in config.lora.layers),
+        "Rank, alpha": f"{lora.rank}, {lora.alpha:g}{_listed('other ranks', lora.lora_rank_pattern)}",
+        "Layers": _layers(config),
         **_text_encoder(config),
+        **({"Started from": f"`{_plain(facts.init_lora)}`"} if facts.init_lora else {}),
         "Steps": facts.steps,
         "Pictures": facts.pictures,
         "Pictures per step": facts.global_batch,
         "Resolution": data.resolution,
-        "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}",
+        "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}{_rates(config)}",
         "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
         "Loss": _loss(config),
         "Precision": config.runtime.mixed_precision,
@@ -165,6 +170,26 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
     return "\n".join(["## Settings", "", "| Setting | Value |", "|---|---|", *lines])
 
 
+def _layers(config: Config) -> str:
+    """Names and blocks of --lora_layers."""
+    blocks = map(str, lora_layers.parse(config.lora.lora_layers).blocks)
+    return ", ".join(f"`{_plain(item)}`" for item in (*lora_layers.layer_names(config.lora), *blocks))
+
+
+def _rates(config: Config) -> str:
+    """Where the learning rate is another one."""
+    ratio = config.optim.loraplus_ratio
+    return _listed("factors", config.optim.lora_lr_pattern) + (f"; LoRA+ ratio {ratio:g}" if ratio != 1 else "")
+
+
+def _listed(what: str, patterns: tuple[str, ...]) -> str:
+    if not patterns:
+        return ""
+    shown = ", ".join(f"`{_plain(item)}`" for item in patterns[:MOST_PATTERNS])
+    more = len(patterns) - MOST_PATTERNS
+    return f"; {what}: {shown}" + (f" and {more} more" if more > 0 else "")
+
+
 def _text_encoder(config: Config) -> dict[str, str]:
     """The row about CLIP's LoRA, if the file has one; diffusers and mindone load it with the transformer's."""
     lora, text = text_lora(config), config.text_encoder
@@ -172,7 +197,7 @@ def _text_encoder(config: Config) -> dict[str, str]:
         return {}
     rate = "" if config.optim.optimizer == "prodigy" else f", learning rate {text.text_encoder_lr:g}"
     steps = f", in the first {text.text_encoder_steps} steps" if text.text_encoder_steps else ""
-    layers = ", ".join(f"`{layer}`" for layer in lora.layers)
+    layers = ", ".join(f"`{layer}`" for layer in text.layers)
     return {"Text encoder (CLIP)": f"rank {lora.rank}, alpha {lora.alpha:g}{rate}{steps}; {layers}"}
 
 

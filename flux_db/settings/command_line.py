@@ -93,6 +93,10 @@ class Given:
     """With the command line and the YAML file themselves."""
     faulty: frozenset[str]
     """Settings whose value could not be read."""
+    named: frozenset[str] = frozenset()
+    """Settings that the command line or the YAML file gives."""
+    has_file: bool = False
+    """Whether there is a YAML file."""
 
     def problems_by(self, *checks: Check) -> list[Problem]:
         """All problems, those that the checks find included."""
@@ -143,7 +147,8 @@ def read_config(argv: Sequence[str]) -> Given:
     ]
 
     config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
-    return Given(config, (*map(Problem, problems), *faults), frozenset(fault.flag for fault in faults))
+    faulty = frozenset(fault.flag for fault in faults)
+    return Given(config, (*map(Problem, problems), *faults), faulty, frozenset(values), file is not None)
 
 
 def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:

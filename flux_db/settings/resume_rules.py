@@ -19,6 +19,7 @@ FREE = frozenset(
         "caption_column",
         "class_data_dir",
         "mask_dir",
+        "init_lora",
         "validation_share",
         "cache_dir",
         "encode_cache_dir",
@@ -74,7 +75,11 @@ LENGTH = ("max_train_steps", "num_train_epochs")
 ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
 
 # Entries beside the settings, and the setting that --allow_changed knows them by.
-FINGERPRINTS = {"model_fingerprint": "pretrained_model_name_or_path", "data_fingerprint": "instance_data_dir"}
+FINGERPRINTS = {
+    "model_fingerprint": "pretrained_model_name_or_path",
+    "data_fingerprint": "instance_data_dir",
+    "init_lora_fingerprint": "init_lora",
+}
 
 ABSENT = "(not recorded)"
 
@@ -113,7 +118,8 @@ def _both(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[An
 
 def _changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     def shown(settings: Mapping[str, Any], entry: str, setting: str) -> str:
-        place = settings.get(setting) or settings.get("dataset_name") or ABSENT
+        other = settings.get("dataset_name") if setting == "instance_data_dir" else None
+        place = settings.get(setting) or other or ABSENT
         return f"{place} with content {settings.get(entry, ABSENT)}"
 
     return [

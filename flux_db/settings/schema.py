@@ -129,20 +129,26 @@ class LoraConfig:
     """Precision of the LoRA's products: that of the frozen model, or float32. Its weights, gradients and optimizer are
     in float32 with both."""
     lora_layers: str | None = None
-    """Names of the transformer modules that get a LoRA, with commas between, such as attn.to_q,attn.to_k. Without it:
-    the attention and feed-forward layers of both streams."""
+    """Transformer modules that get a LoRA, with commas between: names such as attn.to_q, or attention, default
+    (attention and feed-forward of both streams) or all (every linear layer of the blocks). single:7,12 or double:0-5
+    beside them, or alone, limits these to some blocks. Without it: default."""
+    lora_rank_pattern: tuple[str, ...] = ()
+    """Another rank for some layers, as EXPRESSION=RANK: a regular expression that fits the end of a layer's name, from
+    a dot on, such as "attn\\.to_(q|k)=8"; ^ before it asks for the whole name. alpha / rank stays the same. Repeat the
+    flag for several; the first that fits counts."""
+    init_lora: str | None = None
+    """LoRA to start from instead of a fresh one: a file of any format that export reads, or the folder of a run. Rank,
+    alpha and layers are the file's unless they are given. The optimizer starts afresh."""
+    init_lora_resize: bool = False
+    """Bring the LoRA of --init_lora to the rank of this run, by singular values. Otherwise another rank is refused."""
+    init_lora_transformer_only: bool = False
+    """Take only the transformer's layers from --init_lora; with --train_text_encoder CLIP's LoRA then starts afresh.
+    Otherwise the file must have layers of CLIP if CLIP is trained, and must have none if it is not."""
 
     @property
     def alpha(self) -> float:
         """lora_alpha, or the rank where it is not given."""
         return float(self.rank) if self.lora_alpha is None else self.lora_alpha
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Names in --lora_layers, or the default ones."""
-        if self.lora_layers is None:
-            return DEFAULT_LAYERS
-        return tuple(name.strip() for name in self.lora_layers.split(",") if name.strip())
 
 
 # The linear layers of CLIP's text model that can have a LoRA; the first four are what diffusers' script trains.
@@ -220,6 +226,12 @@ class OptimConfig:
     """adamw, or prodigy, which finds its own step size."""
     learning_rate: float = 1e-4
     """Learning rate after warm-up. Prodigy takes it as a factor on its own step size, by default 1."""
+    lora_lr_pattern: tuple[str, ...] = ()
+    """Another learning rate for some layers of the transformer, as EXPRESSION=FACTOR, by which the rate is multiplied;
+    expressions as in --lora_rank_pattern. Repeat the flag for several; the first that fits counts. Not with Prodigy."""
+    loraplus_ratio: float = 1.0
+    """LoRA+: learning rate of the LoRA's B matrices, divided by that of its A matrices; 16 is usual, then with a lower
+    --learning_rate. Not with Prodigy."""
     scale_lr: bool = False
     """Multiply the learning rate by batch size, accumulation steps and number of devices."""
     lr_scheduler: Literal[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from flux_db.data.timesteps import loss_weights
 from flux_db.model import adapter, loading, model_folder, optim, sharding, text_encoder
 from flux_db.model.optim import FlatOptimizer, SecondPart
 from flux_db.model.runtime import DTYPES, Runtime
+from flux_db.settings import lora_layers
 from flux_db.settings.derived import Recomputed, recomputed, text_lora
 from flux_db.settings.schema import Config
 from flux_db.stream import BatchLayout
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
+from flux_db.training import warm_start
 from flux_db.weight_file import WHOLE
 
 # As torch's GradScaler: double after 2000 good steps, halve after an overflow.
@@ -90,7 +93,10 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
         second = SecondPart(len(own), config.text_encoder.adam_weight_decay_text_encoder)
         weights += own
         values += adapter.start_values(clip, lora, config.output.seed)
-    optimizer = optim.build_optimizer(weights, config.optim, values, second)
+    if config.lora.init_lora is not None:
+        values = warm_start.take_over(config, transformer, clip, values, is_main=runtime.is_main)
+    factors = _rate_factors(config, transformer, clip) if lora_layers.has_rate_factors(config.optim) else None
+    optimizer = optim.build_optimizer(weights, config.optim, values, second, factors)
     scaler = None
     if config.runtime.mixed_precision == "fp16":
         scaler = DynamicLossScaler(FIRST_SCALE, SCALE_FACTOR, SCALE_WINDOW)
@@ -123,6 +129,17 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
     )
 
 
+def _rate_factors(config: Config, transformer: nn.Cell, clip: nn.Cell | None) -> list[float]:
+    """For each tensor of the vector. Patterns are about the transformer; LoRA+ is about both."""
+    plain = dataclasses.replace(config.optim, lora_lr_pattern=())
+    parts = [(config.optim, transformer), *([(plain, clip)] if clip is not None else [])]
+    return [
+        lora_layers.rate_factor(settings, name.rpartition(".")[0], is_up=name.endswith(".lora_B"))
+        for settings, network in parts
+        for name in adapter.parameters(network)
+    ]
+
+
 def _text_encoder(config: Config, model: Path, dtype: ms.Type, dropout_key: Parameter | None) -> nn.Cell:
     """CLIP with its LoRA, in the precision that prompts are encoded in."""
     with stage("Loading CLIP"):
@@ -149,7 +166,7 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
             own = len(adapter.parameters(graph.text_encoder)) // 2
             say(f"LoRA of rank {lora.rank} in {own} layers of CLIP, {second / 1e6:.2f} M parameters")
         say(
-            f"LoRA of rank {config.lora.rank} in {layers} layers, {count / 1e6:.2f} M parameters; "
+            f"LoRA of rank {_ranks(graph.transformer)} in {layers} layers, {count / 1e6:.2f} M parameters; "
             f"{len(dataset.examples)} pictures, {total} steps of {layout.global_batch}"
         )
         _report_data(config, dataset, layout)
@@ -167,6 +184,11 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
         sigmas=graph.sigmas,
         latent_shape=latent_shape(config, model),
     )
+
+
+def _ranks(network: nn.Cell) -> str:
+    found = sorted({p.shape[0] for name, p in adapter.parameters(network).items() if name.endswith("lora_A")})
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def _shard(transformer: nn.Cell, runtime: Runtime) -> None:

@@ -12,6 +12,7 @@ from flux_db import __version__
 from flux_db.atomic import write_file
 from flux_db.console import say
 from flux_db.errors import describe
+from flux_db.lora import init_lora
 from flux_db.lora.trained_file import Facts
 from flux_db.model.runtime import Runtime
 from flux_db.output_folder import BEST_LORA, LORA_FILE, checkpoint_name
@@ -56,7 +57,8 @@ class Checkpoints:
     @property
     def facts(self) -> Facts:
         batch = self.training.layout.global_batch
-        return Facts(steps=self.progress.step, pictures=self.pictures, global_batch=batch)
+        start = init_lora.name_of(self.config, self.fingerprints.get(init_lora.FINGERPRINT))
+        return Facts(steps=self.progress.step, pictures=self.pictures, global_batch=batch, init_lora=start)
 
     @property
     def is_trained(self) -> bool:

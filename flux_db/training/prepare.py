@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from flux_db import child
 from flux_db.check.memory import memory_problems, memory_warnings
-from flux_db.check.model import locate_checked
+from flux_db.check.model import locate_checked, model_warnings
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable, say
 from flux_db.data import encode, encode_cache
@@ -18,6 +18,7 @@ from flux_db.data.dataset import Dataset, number_of_devices, read_dataset
 from flux_db.data.encode_cache import Cache
 from flux_db.data.selection import Survey, lacks_class_images, pictures_seen
 from flux_db.errors import UserError
+from flux_db.lora import init_lora
 from flux_db.model.model_folder import fingerprint
 from flux_db.run import checkpoint
 from flux_db.settings.command_line import to_yaml
@@ -79,7 +80,7 @@ def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepare
         raise UserError(problems)
     cache = encode_cache.open_cache(config, model)
     dataset, warnings = read_dataset(config, seen)
-    warnings = [*setting_warnings(config), *memory_warnings(config, model), *warnings]
+    warnings = [*setting_warnings(config), *model_warnings(config, model), *memory_warnings(config, model), *warnings]
     if place.is_main:
         for warning in warnings[:WARNINGS_SHOWN]:
             say(f"warning: {printable(warning)}")
@@ -123,7 +124,7 @@ def demand_resumable(config: Config, dataset: Dataset) -> None:
     Writes nothing."""
     demand_judge(config, dataset)
     model = Path(config.model.pretrained_model_name_or_path)
-    fingerprints: dict[str, str] = {}
+    fingerprints: dict[str, str] = init_lora.fingerprint(config)
     if model.is_dir():  # a model on the hub is compared once it is here
         whole = None if lacks_class_images(config) else dataset
         fingerprints = _fingerprints(config, model, encode_cache.open_cache(config, model), whole)
@@ -133,7 +134,7 @@ def demand_resumable(config: Config, dataset: Dataset) -> None:
 def _fingerprints(config: Config, model: Path, cache: Cache, dataset: Dataset | None) -> dict[str, str]:
     """Of model and data, for checkpoints; without the data while class pictures are still to be drawn."""
     own_parts = fingerprint(model, ("transformer", "vae", "scheduler"), config.model.variant)
-    found = {"model_fingerprint": own_parts + cache.text_model}
+    found = {"model_fingerprint": own_parts + cache.text_model, **init_lora.fingerprint(config)}
     return found if dataset is None else found | {"data_fingerprint": dataset.fingerprint()}
 
 

@@ -19,11 +19,12 @@ from flux_db.console import say
 from flux_db.data.dataset import Dataset, total_steps
 from flux_db.errors import UserError
 from flux_db.files import read_text
+from flux_db.lora import init_lora
 from flux_db.output_folder import BEST_LORA, CONFIG, LORA_FILE, METRICS, checkpoint_name
 from flux_db.run import checkpoint, metrics_file, sample_files, saved_state
 from flux_db.run.metrics_file import Row
 from flux_db.run.saved_state import Progress, SavedState
-from flux_db.settings import resume_rules
+from flux_db.settings import lora_layers, resume_rules
 from flux_db.settings.command_line import to_yaml
 from flux_db.settings.derived import global_batch, text_lora, validation_prompts
 from flux_db.settings.schema import Config, LoraConfig, to_flat_dict, with_defaults
@@ -75,7 +76,9 @@ def find_start(config: Config, dataset: Dataset, fingerprints: dict[str, str], d
     if saved is None:
         return Start(fingerprints=fingerprints, repeats=_is_repeated(_read_settings(output / CONFIG), config))
     devices = devices or saved.world_size
-    compared = {name: saved.fingerprints.get(name, resume_rules.ABSENT) for name in fingerprints}
+    # also if the checkpoint's run began with a LoRA and this one names none
+    names = {*fingerprints, *({init_lora.FINGERPRINT} & saved.fingerprints.keys())}
+    compared = {name: saved.fingerprints.get(name, resume_rules.ABSENT) for name in names}
     found = resume_rules.changed_settings(
         {**saved.config, **compared},
         {**to_flat_dict(config), **fingerprints},
@@ -131,12 +134,20 @@ def _unfit(saved: SavedState, config: Config) -> dict[str, str]:
 
 def _unfit_part(saved: SavedState, down: Mapping[str, int], lora: LoraConfig, rank: str, layers: str) -> dict[str, str]:
     """The same for the LoRA of one network; `down`: its layers and their ranks in the checkpoint."""
+    own, choice = {name.partition(".")[2]: r for name, r in down.items()}, lora_layers.parse(lora.lora_layers)
     reasons = {}
-    if ranks := sorted(set(down.values()) - {lora.rank}):
-        reasons[rank] = f"the weights in {saved.folder} are of rank {ranks[0]}"
-    if extra := [name for name in down if not name.endswith(tuple(f".{layer}" for layer in lora.layers))]:
-        reasons[layers] = f"{saved.folder} has weights for {extra[0].partition('.')[2]} too"
-    elif absent := [layer for layer in lora.layers if not any(name.endswith(f".{layer}") for name in down)]:
+    wrong = {name: r for name, r in own.items() if choice.takes(name) and r != lora_layers.rank_of(lora, name)}
+    if wrong:
+        is_patterned = saved.config.get(rank) == lora.rank
+        flag = "lora_rank_pattern" if is_patterned else rank
+        where = f"of {next(iter(wrong))} " if is_patterned else ""
+        reasons[flag] = f"the weights {where}in {saved.folder} are of rank {min(wrong.values())}"
+    if extra := [name for name in own if not choice.takes(name)]:
+        reasons[layers] = f"{saved.folder} has weights for {extra[0]} too"
+    elif absent := [
+        *(item for item in choice.names if not any(lora_layers.is_named(item, name) for name in own)),
+        *(str(blocks) for blocks in choice.blocks if not any(map(blocks.holds, own))),
+    ]:
         reasons[layers] = f"{saved.folder} has no weights for {absent[0]}"
     return reasons
 

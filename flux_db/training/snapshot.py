@@ -19,6 +19,7 @@ from flux_db.output_folder import LORA_FILE
 from flux_db.run.checkpoint import DamagedCheckpoint
 from flux_db.run.saved_state import OPTIMIZER, STATE, Progress, SavedState
 from flux_db.settings.derived import text_lora
+from flux_db.settings.lora_layers import needs_alphas
 from flux_db.settings.schema import Config
 from flux_db.training.build import Training
 
@@ -84,7 +85,13 @@ def _weights(training: Training, config: Config) -> dict[str, np.ndarray]:
     first = len(adapter.parameters(training.transformer))
     return {
         **adapter.to_state_dict(training.transformer, config.lora, values[:first]),
-        **adapter.to_state_dict(training.text_encoder, text_lora(config), values[first:], adapter.TEXT_ENCODER),
+        **adapter.to_state_dict(
+            training.text_encoder,
+            text_lora(config),
+            values[first:],
+            adapter.TEXT_ENCODER,
+            alphas=needs_alphas(config.lora),
+        ),
     }
 
 

@@ -15,6 +15,7 @@ from flux_db.model import adapter, loading, optim
 from flux_db.model.sampler import Request
 from flux_db.model.text_encoder import Pooled
 from flux_db.settings.derived import text_lora
+from flux_db.settings.lora_layers import layer_names
 from flux_db.settings.schema import to_flat_dict
 from flux_db.stream import BatchLayout, Purpose, generator
 from flux_db.training import build
@@ -73,7 +74,7 @@ def there(run, cpu, world, tmp_path_factory):
     for prefix, network, lora in (("transformer", transformer, run.lora), ("text_encoder", clip, text_lora(run))):
         start = {f"{prefix}.{name}.weight": p.asnumpy() for name, p in adapter.parameters(network).items()}
         arrays |= {f"start/{prefix}/{name}": value for name, value in start.items()}
-        settings[prefix] = {"layers": lora.layers, "rank": lora.rank, "alpha": lora.alpha}
+        settings[prefix] = {"layers": layer_names(lora), "rank": lora.rank, "alpha": lora.alpha}
     numbers, _ = ask_torch(
         "train_both",
         model,

@@ -16,6 +16,7 @@ from flux_db.lora import convert, lora_file
 from flux_db.model import adapter, flow, loading
 from flux_db.model.sampler import Request
 from flux_db.parity import golden
+from flux_db.settings.lora_layers import layer_names
 from flux_db.settings.schema import LoraConfig, to_flat_dict
 from flux_db.stream import BatchLayout, Purpose, generator
 from flux_db.training import build
@@ -74,7 +75,7 @@ def test_training_follows_the_same_loss(run, cpu, world, tmp_path):
         steps=STEPS,
         rank=run.lora.rank,
         alpha=run.lora.alpha,
-        layers=run.lora.layers,
+        layers=layer_names(run.lora),
         optimizer=to_flat_dict(run),
         loss={"scheme": run.loss.weighting_scheme, "guidance_scale": run.loss.guidance_scale},
     )

@@ -91,6 +91,23 @@ def test_adamw_is_torchs_algorithm(beta1, beta2, eps, decay):
         np.testing.assert_allclose([got[0][0, 0], got[1][4], got[2][1, 0, 2]], golden, rtol=1e-5)
 
 
+def test_adamw_with_a_factor_for_each_tensor_is_one_adamw_for_each(cpu):
+    """As torch's parameter groups: a factor is on the learning rate, and so on the decay too."""
+    starts, gradients = problem(4, 1.0)
+    factors, lrs = (0.5, 1.0, 16.0), (1e-2, 3e-3, 1e-2, 2e-3)
+    params = [Parameter(Tensor(value), name=f"p{i}") for i, value in enumerate(starts)]
+    optimizer = build_optimizer(params, OptimConfig(adam_weight_decay=0.1), factors=factors)
+    assert "rate_factors" not in optimizer.state(), "follows from the settings"
+    for gradient, lr in zip(gradients, lrs, strict=True):
+        update(optimizer, joined(gradient), lr)
+    for i, (start, factor) in enumerate(zip(starts, factors, strict=True)):
+        own = [step[i] for step in gradients]
+        expected = np_adamw(start, own, [lr * factor for lr in lrs], 0.9, 0.999, 1e-8, 0.1)[0]
+        np.testing.assert_allclose(weights(optimizer)[i], expected, rtol=2e-6, atol=1e-7)
+    with pytest.raises(ValueError, match="one step size"):
+        build_optimizer(params, OptimConfig(optimizer="prodigy"), factors=factors)
+
+
 # --- Prodigy -----------------------------------------------------------------------------------------------------
 
 
