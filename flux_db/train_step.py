@@ -35,6 +35,8 @@ class StepSettings:
     """None for a model without guidance embedding."""
     prior_loss_weight: float | None
     """None without prior preservation; else the second half of every batch are class examples."""
+    robust: np.ndarray | None = None
+    """[2, T] threshold and scale of a robust error at each index; None: the error is squared."""
     accumulation: int = 1
     max_grad_norm: float = 1.0
     world_size: int = 1
@@ -109,6 +111,9 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.sigmas = Tensor(settings.sigmas, ms.float32)
         self.timesteps = Tensor(settings.timesteps, ms.float32)
         self.weights = Tensor(settings.weights, ms.float32)
+        self.is_robust = settings.robust is not None
+        if self.is_robust:
+            self.deltas, self.scales = (Tensor(row, ms.float32) for row in settings.robust)
         self.accumulate = settings.accumulation > 1
         length = sum(optimizer.sizes) + 2 if self.accumulate else 1
         self.window = Parameter(Tensor(np.zeros(length), ms.float32), name="window", requires_grad=False)
@@ -138,12 +143,19 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         x_t = flow.add_noise(x_0, noise, sigma)
         velocity = self.velocity(x_t, index, prompt_embeds, self.pool(pooled))
         mask = None if mask is None else flow.pack(mask)
-        errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index], mask)
+        errors = self.errors(velocity, flow.pack(noise - x_0), index, mask)
         if self.prior_loss_weight is None:
             loss = errors.mean()
         else:
             loss = flow.prior_preservation(errors, self.prior_loss_weight)
         return self.loss_scaler.scale(loss), loss
+
+    def errors(self, velocity, target, index, mask):
+        """Weighted error of each row, [B]."""
+        if not self.is_robust:
+            return flow.squared_error(velocity, target, self.weights[index], mask)
+        delta, scale = self.deltas[index], self.scales[index]
+        return flow.robust_error(velocity, target, self.weights[index], delta, scale, mask)
 
     def construct(
         self, pictures, eps, noise, index, prompt_embeds, pooled_prompt_embeds, dropout_key, lr, boundary, mask=None

@@ -59,7 +59,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "above 0, up to 1000",
         lambda x: 0 < x <= 1000,
-        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift",
+        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift huber_delta",
     ),
     ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
     # without clipping: as large as you like, but a float32
@@ -151,6 +151,7 @@ def _contradictions(config: Config) -> list[Problem]:
         *_picture_contradictions(config),
         *_device_problems(config),
         *_timestep_problems(config),
+        *_robust_problems(config),
         *_broken(
             _Rule(
                 warmup > 0 and optim.lr_scheduler == "constant",
@@ -201,6 +202,17 @@ def _timestep_problems(config: Config) -> list[Problem]:
                 ("timestep_sampling",),
             )
             for name, is_unused in unused.items()
+        ),
+    )
+
+
+def _robust_problems(config: Config) -> list[Problem]:
+    loss, defaults = config.loss, LossConfig()
+    given = [name for name in ("huber_delta", "huber_schedule") if getattr(loss, name) != getattr(defaults, name)]
+    return _broken(
+        *(
+            _Rule(loss.loss == "l2", name, f" {getattr(loss, name)}: not used with --loss l2; leave it out", ("loss",))
+            for name in given
         ),
     )
 

@@ -180,7 +180,8 @@ def _loss(config: Config) -> str:
     loss = config.loss
     sampling = f", timesteps by {loss.timestep_sampling}" if loss.timestep_sampling != "scheme" else ""
     sampling += f" {loss.flow_shift:g}" if loss.timestep_sampling == "shift" else ""
-    return f"weighting scheme {loss.weighting_scheme}{sampling}, guidance {loss.guidance_scale:g}"
+    robust = f"{loss.loss} with delta {loss.huber_delta:g} ({loss.huber_schedule}), " if loss.loss != "l2" else ""
+    return f"{robust}weighting scheme {loss.weighting_scheme}{sampling}, guidance {loss.guidance_scale:g}"
 
 
 def _plain(text: str) -> str:

@@ -202,6 +202,14 @@ class LossConfig:
     """Shift of --timestep_sampling shift; 1 is none."""
     mode_scale: float = 1.29
     """Scale of the mode scheme: above 0 prefers the middle timesteps, below 0 the ends."""
+    loss: Literal["l2", "huber", "smooth_l1"] = "l2"
+    """Error of the prediction at each latent: its square (l2), or one that grows like the square below a threshold and
+    linearly above it, so that outliers count less: huber, or smooth_l1, which is huber divided by the threshold."""
+    huber_delta: float = 0.1
+    """Threshold of huber and smooth_l1; with --huber_schedule exponential that of pure noise."""
+    huber_schedule: Literal["constant", "exponential"] = "exponential"
+    """Threshold at noise level sigma: --huber_delta at each (constant), or --huber_delta to the power of sigma
+    (exponential): 1 without noise, so nearly l2 there, and --huber_delta at pure noise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from mindspore.amp import DynamicLossScaler
 from flux_db.console import say, stage
 from flux_db.data.dataset import Dataset, total_steps
 from flux_db.data.encode_cache import text_precision
-from flux_db.data.timesteps import loss_weights
+from flux_db.data.timesteps import loss_weights, robust_table
 from flux_db.model import adapter, loading, model_folder, optim, sharding, text_encoder
 from flux_db.model.optim import FlatOptimizer, SecondPart
 from flux_db.model.runtime import DTYPES, Runtime
@@ -198,13 +198,15 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
     sigmas, timesteps = loading.training_table(model)
     vae = model_folder.read_config(model, "vae")
     has_guidance = model_folder.read_config(model, "transformer").get("guidance_embeds", False)
+    loss = config.loss
     return StepSettings(
         sigmas=sigmas,
         timesteps=timesteps,
-        weights=loss_weights(config.loss.weighting_scheme, sigmas),
+        weights=loss_weights(loss.weighting_scheme, sigmas),
+        robust=robust_table(loss.loss, loss.huber_delta, loss.huber_schedule, sigmas),
         vae_shift=vae.get("shift_factor") or 0.0,
         vae_scale=vae["scaling_factor"],
-        guidance_scale=config.loss.guidance_scale if has_guidance else None,
+        guidance_scale=loss.guidance_scale if has_guidance else None,
         prior_loss_weight=config.data.prior_loss_weight if prior else None,
         accumulation=config.optim.gradient_accumulation_steps,
         max_grad_norm=config.optim.max_grad_norm,

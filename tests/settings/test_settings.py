@@ -38,6 +38,7 @@ rank lora_rank lora_alpha lora_dropout lora_compute lora_layers
 train_text_encoder text_encoder_lr adam_weight_decay_text_encoder text_encoder_rank text_encoder_layers
 text_encoder_steps
 guidance_scale weighting_scheme logit_mean logit_std timestep_sampling sigmoid_scale flow_shift mode_scale
+loss huber_delta huber_schedule
 train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
 lr_scheduler lr_warmup_steps lr_num_cycles lr_power
 adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm
@@ -457,6 +458,9 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             ["--sigmoid_scale=2"],
             "--sigmoid_scale 2: not used with --timestep_sampling scheme; leave it out",
         ),
+        (["--huber_delta=0.5"], "--huber_delta 0.5: not used with --loss l2; leave it out"),
+        (["--huber_schedule=constant"], "--huber_schedule constant: not used with --loss l2; leave it out"),
+        (["--loss=huber", "--huber_delta=0"], "--huber_delta 0.0: must be above 0, up to 1000"),
         (
             ["--compile_cache=off", "--compile_cache_dir=graphs"],
             "--compile_cache_dir graphs: not used with --compile_cache off; leave one of them out",
