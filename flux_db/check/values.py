@@ -65,6 +65,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     # without clipping: as large as you like, but a float32
     ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
     ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
+    ("above 0 and below 1", lambda x: 0 < x < 1, "ema_decay"),
     _from(0, 1, "caption_dropout unmasked_weight"),
     _from(1, 512, "max_sequence_length"),
     _from(0, 2**32 - 1, "seed validation_seed"),
@@ -169,6 +170,12 @@ def _contradictions(config: Config) -> list[Problem]:
                 not config.lora.layers,
                 "lora_layers",
                 f" {config.lora.lora_layers}: names no layer; give some, or leave it out",
+            ),
+            _Rule(
+                config.output.ema_export and optim.ema_decay is None,
+                "ema_export",
+                ": needs --ema_decay, which makes the average; add that or leave it out",
+                ("ema_decay",),
             ),
             _Rule(
                 bool(hub.hub_model_id) and not hub.push_to_hub,

@@ -31,9 +31,16 @@ class Facts:
     """Pictures behind one optimizer step, over all devices."""
 
 
-def lora_file(tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no") -> bytes:
-    """A LoRA file. With alpha != rank `tensors` hold each module's alpha; diffusers rejects it in metadata as well."""
+def lora_file(
+    tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no", *, averaged: bool = False
+) -> bytes:
+    """A LoRA file. With alpha != rank `tensors` hold each module's alpha; diffusers rejects it in metadata as well.
+
+    `averaged`: the tensors are the average of --ema_decay, which the metadata then says.
+    """
     metadata = {"format": "pt", **about(config, facts)}
+    if averaged:
+        metadata["ema_decay"] = str(config.optim.ema_decay)
     if config.lora.alpha == config.lora.rank:
         text = text_lora(config)
         entries = _adapter_metadata(tensors, config.lora, "transformer")

@@ -13,7 +13,7 @@ from flux_db.errors import describe
 from flux_db.files import TEXT_LIMIT, read_bytes
 from flux_db.lora import trained_file
 from flux_db.model.identity import base_model_name, is_hub_name, licence
-from flux_db.output_folder import LORA_FILE, MODEL_CARD
+from flux_db.output_folder import EMA_LORA, LORA_FILE, MODEL_CARD
 from flux_db.run import sample_files
 from flux_db.settings.derived import instance_prompt, text_lora
 from flux_db.settings.schema import Config
@@ -155,6 +155,7 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
         "Pictures per step": facts.global_batch,
         "Resolution": data.resolution,
         "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}",
+        **_average(config),
         "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
         "Loss": _loss(config),
         "Precision": config.runtime.mixed_precision,
@@ -174,6 +175,15 @@ def _text_encoder(config: Config) -> dict[str, str]:
     steps = f", in the first {text.text_encoder_steps} steps" if text.text_encoder_steps else ""
     layers = ", ".join(f"`{layer}`" for layer in lora.layers)
     return {"Text encoder (CLIP)": f"rank {lora.rank}, alpha {lora.alpha:g}{rate}{steps}; {layers}"}
+
+
+def _average(config: Config) -> dict[str, str]:
+    """The row about the running average of the weights, if there is one."""
+    decay = config.optim.ema_decay
+    if decay is None:
+        return {}
+    file = LORA_FILE if config.output.ema_export else EMA_LORA
+    return {"Average (EMA)": f"decay {decay:g}, in `{file}`; the samples and the validation loss are of it"}
 
 
 def _loss(config: Config) -> str:

@@ -250,6 +250,9 @@ class OptimConfig:
     """Added to the denominator of the update, for both optimizers."""
     max_grad_norm: float = 1.0
     """Gradients with a larger norm are scaled down to it."""
+    ema_decay: float | None = None
+    """Keep a running average of the LoRA's weights with this decay, usually 0.99: samples, validation loss and
+    --keep_best are of the average, and it is written as ema_lora.safetensors. Without it there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,6 +315,8 @@ class OutputConfig:
     """Stop after so many optimizer steps in a row were skipped for gradients that are not finite."""
     upcast_before_saving: bool = False
     """Write the final LoRA file in float32 instead of the training precision. Checkpoints are always float32."""
+    ema_export: bool = False
+    """Write the average of --ema_decay as the final LoRA file, in the place of the last weights."""
     report_to: tuple[str, ...] = ("tensorboard",)
     """Where curves and samples are shown besides metrics.jsonl and report.html, which are always written: tensorboard,
     wandb, swanlab or none. Repeat the flag for several, or put commas between names."""

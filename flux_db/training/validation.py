@@ -22,7 +22,7 @@ from flux_db.training.validation_loss import HeldOut, best_in
 
 
 class Validation:
-    """Makes the rounds of a run. `write_lora(name)` writes the LoRA as it is now into the output folder."""
+    """Makes the rounds of a run. `write_lora(name)` writes the LoRA that is validated into the output folder."""
 
     def __init__(
         self,

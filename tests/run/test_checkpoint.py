@@ -533,6 +533,7 @@ BINDING = frozenset(
         "adam_weight_decay",
         "adam_epsilon",
         "max_grad_norm",
+        "ema_decay",
         "seed",
         "mixed_precision",
     }

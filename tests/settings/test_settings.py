@@ -41,12 +41,12 @@ guidance_scale weighting_scheme logit_mean logit_std timestep_sampling sigmoid_s
 loss huber_delta huber_schedule
 train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
 lr_scheduler lr_warmup_steps lr_num_cycles lr_power
-adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm
+adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm ema_decay
 validation_prompt validation_prompts_file num_validation_images validation_epochs validation_steps validation_size
 validation_inference_steps validation_guidance validation_seed validation_data_dir validation_share keep_best
 output_dir dry_run
 seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
-upcast_before_saving report_to logging_dir
+upcast_before_saving ema_export report_to logging_dir
 push_to_hub hub_model_id hub_private
 device mixed_precision gradient_checkpointing jit_level distributed shard_base deterministic
 compile_cache compile_cache_dir
@@ -458,6 +458,8 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             ["--sigmoid_scale=2"],
             "--sigmoid_scale 2: not used with --timestep_sampling scheme; leave it out",
         ),
+        (["--ema_decay=1"], "--ema_decay 1.0: must be above 0 and below 1"),
+        (["--ema_export"], "--ema_export: needs --ema_decay, which makes the average; add that or leave it out"),
         (["--huber_delta=0.5"], "--huber_delta 0.5: not used with --loss l2; leave it out"),
         (["--huber_schedule=constant"], "--huber_schedule constant: not used with --loss l2; leave it out"),
         (["--loss=huber", "--huber_delta=0"], "--huber_delta 0.0: must be above 0, up to 1000"),
