@@ -28,10 +28,10 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 PACKAGES = {
     "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml png_text stream"
     " streams errors atomic file_memo interrupt line_file child weight_file",
-    "settings": "schema derived command_line resume_rules secrets",
+    "settings": "schema derived preserved command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
     " formulations device_kernels operators runtime empty_network gathered_linear sharding filling loading flow optim"
-    " dropout adapter text_encoder sampler",
+    " dropout preservation adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
     "check": "folders values model memory files pictures everything plan contact_sheet dry_run",

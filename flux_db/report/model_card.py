@@ -157,6 +157,7 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
         "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}",
         **_average(config),
         "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
+        **_preserved(config),
         "Loss": _loss(config),
         "Precision": config.runtime.mixed_precision,
         "Seed": config.output.seed,
@@ -175,6 +176,14 @@ def _text_encoder(config: Config) -> dict[str, str]:
     steps = f", in the first {text.text_encoder_steps} steps" if text.text_encoder_steps else ""
     layers = ", ".join(f"`{layer}`" for layer in lora.layers)
     return {"Text encoder (CLIP)": f"rank {lora.rank}, alpha {lora.alpha:g}{rate}{steps}; {layers}"}
+
+
+def _preserved(config: Config) -> dict[str, str]:
+    data = config.data
+    if data.preserve_class is None:
+        return {}
+    what = f"`{_plain(data.preserve_class)}`" if data.preserve_class else "the empty prompt"
+    return {"Preserved class": f"{what}, weight {data.preserve_weight:g}"}
 
 
 def _average(config: Config) -> dict[str, str]:

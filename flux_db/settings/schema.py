@@ -60,6 +60,13 @@ class DataConfig:
     """Weight of the class pictures' loss beside the subject's."""
     sample_batch_size: int = 4
     """Class pictures to generate at a time."""
+    preserve_class: str | None = None
+    """Class of the subject, such as dog: hold the LoRA to what the base model answers to each caption with this word in
+    the place of the trigger, so that the class stays as it was, without class pictures. The trigger is --trigger_word,
+    or the word before the class in --instance_prompt, and must be in each caption. "" takes the empty prompt instead.
+    A step has three times the rows."""
+    preserve_weight: float = 1.0
+    """Weight of the difference from the base model beside the subject's loss. Needs --preserve_class."""
     resolution: int = 512
     """Side in pixels of the square that the model sees; a multiple of 16."""
     aspect_ratio_buckets: str | None = None

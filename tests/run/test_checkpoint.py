@@ -534,6 +534,8 @@ BINDING = frozenset(
         "adam_epsilon",
         "max_grad_norm",
         "ema_decay",
+        "preserve_class",
+        "preserve_weight",
         "seed",
         "mixed_precision",
     }

@@ -31,6 +31,7 @@ FLAG_NAMES = """
 pretrained_model_name_or_path revision variant cache_dir
 instance_data_dir instance_prompt class_data_dir class_prompt with_prior_preservation prior_loss_weight num_class_images
 dataset_name dataset_config_name image_column caption_column trigger_word alpha_background
+preserve_class preserve_weight
 max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
 dataloader_num_workers
 aspect_ratio_buckets max_buckets cache_crops mask_dir alpha_mask unmasked_weight caption_dropout
@@ -457,6 +458,27 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
         (
             ["--sigmoid_scale=2"],
             "--sigmoid_scale 2: not used with --timestep_sampling scheme; leave it out",
+        ),
+        (["--preserve_weight=2"], "--preserve_weight 2: needs --preserve_class; add that or leave it out"),
+        (["--preserve_class= "], "--preserve_class is empty: give it a value or leave it out"),
+        (
+            ["--preserve_class=cat"],
+            "--preserve_class cat: no word for the subject right before cat in --instance_prompt a photo of sks dog;"
+            " give it as --trigger_word",
+        ),
+        (
+            ["--preserve_class=sks dog", "--trigger_word=sks"],
+            "--preserve_class sks dog: holds the trigger sks, so it names the subject; give the class alone",
+        ),
+        (
+            ["--preserve_class=", "--caption_dropout=0.1"],
+            '--caption_dropout 0.1: trains the empty prompt, which --preserve_class "" holds to the base model;'
+            " leave one of them out",
+        ),
+        (
+            ["--preserve_class=dog", "--with_prior_preservation", "--class_data_dir=c", "--class_prompt=a dog"],
+            "--preserve_class dog: --with_prior_preservation keeps the class too, by pictures of it; leave one of them"
+            " out",
         ),
         (["--ema_decay=1"], "--ema_decay 1.0: must be above 0 and below 1"),
         (["--ema_export"], "--ema_export: needs --ema_decay, which makes the average; add that or leave it out"),
