@@ -13,6 +13,8 @@ FILES_SEEN = "files_seen.json"
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 BEST_LORA = "best_lora.safetensors"
+# the running average of the weights, with --ema_decay; also in checkpoints
+EMA_LORA = "ema_lora.safetensors"
 MODEL_CARD = "README.md"
 
 # samples/step-00250/00.png, samples/grid.png

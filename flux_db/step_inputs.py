@@ -6,7 +6,11 @@ from typing import Any, NamedTuple
 
 
 class StepInputs(NamedTuple):
-    """A micro-batch, as arrays or as tensors. B rows; with prior preservation the second half are of the class."""
+    """A micro-batch, as arrays or as tensors. B rows; with prior preservation the second half are of the class.
+
+    With --preserve_class prompt_embeds, pooled_prompt_embeds and dropout_key have 2 B rows: the second half are of the
+    class, for the same pictures.
+    """
 
     pictures: Any
     """[B, 2C, h, w] latent moments; or [B, 3, H, W] pixels in -1..1, if the step has a VAE"""

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.amp import DynamicLossScaler
 
-from flux_db.model import flow
+from flux_db.model import flow, preservation
 from flux_db.model.optim import FlatOptimizer, flatten
 from flux_db.model.quiet import quiet
 from flux_db.model.text_encoder import clip_vectors
@@ -35,6 +35,10 @@ class StepSettings:
     """None for a model without guidance embedding."""
     prior_loss_weight: float | None
     """None without prior preservation; else the second half of every batch are class examples."""
+    preserve_weight: float | None = None
+    """None without --preserve_class; else prompts and dropout keys have a second half, which is of the class."""
+    robust: np.ndarray | None = None
+    """[2, T] threshold and scale of a robust error at each index; None: the error is squared."""
     accumulation: int = 1
     max_grad_norm: float = 1.0
     world_size: int = 1
@@ -94,6 +98,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.vae_shift, self.vae_scale = settings.vae_shift, settings.vae_scale
         self.guidance_scale = settings.guidance_scale
         self.prior_loss_weight = settings.prior_loss_weight
+        self.preserve_weight = settings.preserve_weight
         self.max_grad_norm = settings.max_grad_norm
         self.dtype = settings.dtype
         self.parts = settings.accumulation * settings.world_size
@@ -109,6 +114,9 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.sigmas = Tensor(settings.sigmas, ms.float32)
         self.timesteps = Tensor(settings.timesteps, ms.float32)
         self.weights = Tensor(settings.weights, ms.float32)
+        self.is_robust = settings.robust is not None
+        if self.is_robust:
+            self.deltas, self.scales = (Tensor(row, ms.float32) for row in settings.robust)
         self.accumulate = settings.accumulation > 1
         length = sum(optimizer.sizes) + 2 if self.accumulate else 1
         self.window = Parameter(Tensor(np.zeros(length), ms.float32), name="window", requires_grad=False)
@@ -136,19 +144,45 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         sigma = self.sigmas[index]
         x_0 = flow.latents_from_moments(self.encode(pictures), eps, self.vae_shift, self.vae_scale)
         x_t = flow.add_noise(x_0, noise, sigma)
-        velocity = self.velocity(x_t, index, prompt_embeds, self.pool(pooled))
+        difference = None
+        if self.preserve_weight is None:
+            velocity = self.velocity(x_t, index, prompt_embeds, self.pool(pooled))
+        else:
+            velocity, difference = self.preserved(x_t, index, prompt_embeds, pooled)
         mask = None if mask is None else flow.pack(mask)
-        errors = flow.squared_error(velocity, flow.pack(noise - x_0), self.weights[index], mask)
+        errors = self.errors(velocity, flow.pack(noise - x_0), index, mask)
         if self.prior_loss_weight is None:
             loss = errors.mean()
         else:
             loss = flow.prior_preservation(errors, self.prior_loss_weight)
+        if self.preserve_weight is not None:
+            loss = loss + self.preserve_weight * difference
         return self.loss_scaler.scale(loss), loss
+
+    def preserved(self, x_t, index, prompt_embeds, pooled):
+        """The answers to the prompts, and the mean squared difference from the base model at those of the class."""
+        answers = self.velocity(
+            preservation.three_times(x_t),
+            preservation.three_times(index),
+            preservation.with_base_rows(prompt_embeds),
+            self.pool(preservation.with_base_rows(pooled)),
+        )
+        velocity, of_class, base = preservation.parts(answers)
+        return velocity, flow.squared_error(of_class, base, ops.ones_like(self.sigmas[index])).mean()
+
+    def errors(self, velocity, target, index, mask):
+        """Weighted error of each row, [B]."""
+        if not self.is_robust:
+            return flow.squared_error(velocity, target, self.weights[index], mask)
+        delta, scale = self.deltas[index], self.scales[index]
+        return flow.robust_error(velocity, target, self.weights[index], delta, scale, mask)
 
     def construct(
         self, pictures, eps, noise, index, prompt_embeds, pooled_prompt_embeds, dropout_key, lr, boundary, mask=None
     ):
         if self.dropout_key is not None:
+            if self.preserve_weight is not None:
+                dropout_key = preservation.with_base_rows(dropout_key)
             ops.assign(self.dropout_key, dropout_key)
         inputs = (pictures, eps, noise, index, prompt_embeds, pooled_prompt_embeds)
         inputs = inputs if mask is None else (*inputs, mask)

@@ -77,14 +77,20 @@ def noised(settings, values):
     return x_0, (1 - sigma) * x_0 + sigma * values["noise"], sigma
 
 
-def loss_in_numpy(settings, values, answer, weight_of):
+def square(difference, sigma):
+    return difference**2
+
+
+def loss_in_numpy(settings, values, answer, weight_of, error_of=square):
+    """`error_of(difference, sigma)` at each latent; sigma is [B, 1, 1]."""
     x_0, _, sigma = noised(settings, values)
     target = values["noise"].astype(np.float64) - x_0
     b, c, h, w = target.shape
     target = target.reshape(b, c, h // 2, 2, w // 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
     mask = np.broadcast_to(values.get("mask", np.ones((b, 1, h, w))).astype(np.float64), (b, c, h, w))
     mask = mask.reshape(b, c, h // 2, 2, w // 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
-    errors = (mask * (answer - target) ** 2).reshape(b, -1).mean(1) * weight_of(sigma.ravel())
+    errors = mask * error_of(answer - target, sigma[..., 0])
+    errors = errors.reshape(b, -1).mean(1) * weight_of(sigma.ravel())
     if settings.prior_loss_weight is None:
         return errors.mean()
     half = b // 2

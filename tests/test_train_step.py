@@ -39,6 +39,37 @@ def test_loss_is_the_formula(cpu, world, tmp_path, scheme, weight_of, prior, mas
     assert again[0] < loss and again[4] == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "error_of", "prior"),
+    [
+        (
+            {"loss": "huber", "huber_delta": 0.2},
+            lambda d, s: 2 * 0.2**s * (np.sqrt(d * d + 0.2 ** (2 * s)) - 0.2**s),
+            0.7,
+        ),
+        (
+            {"loss": "smooth_l1", "huber_delta": 0.3, "huber_schedule": "constant"},
+            lambda d, s: 2 * (np.sqrt(d * d + 0.3**2) - 0.3),
+            None,
+        ),
+    ],
+    ids=["huber", "smooth_l1"],
+)
+def test_robust_loss_is_the_formula(cpu, world, tmp_path, flags, error_of, prior):
+    """With masks, weights by scheme and prior preservation, which apply to it as to the squares."""
+    transformer, settings, optimizer, _ = make(
+        cpu, world, tmp_path, scheme="cosmap", prior_loss_weight=prior, flags=flags
+    )
+    values = inputs(48, 32)
+    values["mask"] = np.random.default_rng(5).random((ROWS, 1, SIDE, SIDE)).astype(np.float32)
+    weight_of = lambda s: 2 / (np.pi * (1 - 2 * s + 2 * s * s))  # noqa: E731
+    expected = loss_in_numpy(settings, values, velocity(transformer, settings, values), weight_of, error_of)
+    step = TrainStepForFluxDevDB(transformer, optimizer, settings).set_train(True)
+    loss, norm, applied, *_ = call(step, values)
+    assert loss == pytest.approx(expected, rel=1e-6) and applied == 1 and norm > 0
+    assert call(step, values)[0] < loss, "it learns"
+
+
 def test_a_model_without_guidance(cpu, world, tmp_path):
     model = tmp_path / "schnell"
     shutil.copytree(world.model, model)

@@ -90,7 +90,7 @@ center_crop cache_crops repeats resolution dataloader_num_workers sample_batch_s
 learning_rate lr_scheduler lr_warmup_steps output_dir checkpointing_steps checkpoints_total_limit resume_from_checkpoint
 allow_changed max_skipped_steps report_to validation_prompt validation_prompts_file num_validation_images
 validation_steps validation_size validation_inference_steps validation_data_dir validation_share keep_best
-score_steps score_dino score_clip
+score_steps score_dino score_clip ema_export
 """
 _graphs: dict[str, tuple[Any, list[tuple[Any, np.ndarray]]]] = {}
 
@@ -137,7 +137,7 @@ def _changing(graph: Any) -> list[Any]:
     step = graph.step
     optimizer = graph.optimizer
     found = [optimizer.weights, *optimizer.parameters, *optimizer.state().values(), graph.dropout_key, step.stop_asked]
-    found += [getattr(step, "window", None)]
+    found += [getattr(step, "window", None), getattr(optimizer, "ema", None)]
     found += [graph.scaler.scale_value, graph.scaler.counter] if graph.scaler else []
     return [parameter for parameter in found if parameter is not None]
 
@@ -155,3 +155,29 @@ def without_time(rows: list[dict]) -> list[dict]:
 
 def lora_bytes(output: Path) -> bytes:
     return (output / "pytorch_lora_weights.safetensors").read_bytes()
+
+
+def fill_cache(config: Config) -> None:
+    """Store numbers for all that would be encoded, so that a run loads no encoder; each has numbers of its own."""
+    from flux_db.data import encode, encode_cache
+    from flux_db.data.dataset import read_dataset
+    from flux_db.training.build import latent_shape
+
+    model = Path(config.model.pretrained_model_name_or_path)
+    cache = encode_cache.open_cache(config, model)
+    cache.folder.mkdir(parents=True, exist_ok=True)
+    work = encode.missing(config, cache, read_dataset(config)[0])
+    channels, *side = latent_shape(config, model)
+
+    def numbers(path: Path, *shape: int) -> np.ndarray:
+        return np.random.default_rng(list(path.name.encode())).standard_normal(shape).astype(np.float32)
+
+    for prompt in work.prompts:
+        file = cache.prompt_file(prompt)
+        length = config.data.max_sequence_length
+        cache.write(file, {"prompt_embeds": numbers(file, length, 48), "pooled_prompt_embeds": numbers(file, 32)})
+    for example, flip in work.pictures:
+        file = cache.picture_file(example, flip)
+        cache.write(file, {"moments": numbers(file, 2 * channels, *side)})
+    if work.tokens:
+        encode._store_tokens(model, cache, work.tokens)

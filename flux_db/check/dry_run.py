@@ -22,7 +22,7 @@ from flux_db.check.peer_notes import notes
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
-from flux_db.data.dataset import Dataset, Example, read_dataset
+from flux_db.data.dataset import Dataset, Example, preserved_prompts, read_dataset
 from flux_db.data.selection import Survey
 from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
@@ -183,6 +183,9 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
         yield f"  {'' if number else 'host memory':18} {line}"
     if dataset.held_out:
         yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
+    if prompts := preserved_prompts(config, dataset):
+        more = f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""
+        yield f"  preserved          the base model's answers to {printable(prompts[0])!r}{more}"
     if data.with_prior_preservation:
         missing = data.num_class_images - len(dataset.class_examples)
         yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"

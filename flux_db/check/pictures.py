@@ -14,6 +14,7 @@ from flux_db.data.dataset import choose_sizes, number_of_devices
 from flux_db.data.draw_order import DrawOrder
 from flux_db.data.pictures import Inspection, find_pictures
 from flux_db.data.selection import (
+    FILES_NAMED,
     Survey,
     find_subject,
     held_out_pictures,
@@ -24,7 +25,8 @@ from flux_db.data.selection import (
 )
 from flux_db.errors import UserError
 from flux_db.problem import Problem, under_flag
-from flux_db.settings.derived import global_batch
+from flux_db.settings.derived import fill_trigger, global_batch, instance_prompt
+from flux_db.settings.preserved import preserved_prompt, subject_word
 from flux_db.settings.schema import Config
 
 # By repeats. More in an epoch help nobody, and each has its place in memory.
@@ -57,7 +59,7 @@ def survey(config: Config) -> Survey:
         strays = folders.strays(config, "class_data_dir", (s.path for s in classes.sources))
         problems += [under_flag(problem, "class_data_dir") for problem in (*classes.problems, *strays)]
     if not problems:
-        problems += _held_out_problems(config, subject)
+        problems += [*_held_out_problems(config, subject), *_preserve_problems(config, subject)]
     if not problems and not check_values(config):
         problems += _length_problems(config, subject)
     flag = "instance_data_dir" if data.dataset_name is None else "dataset_name"
@@ -90,6 +92,25 @@ def _held_out_problems(config: Config, subject: Inspection) -> list[Problem]:
             )
         ]
     return []
+
+
+def _preserve_problems(config: Config, subject: Inspection) -> list[Problem]:
+    """Captions that --preserve_class cannot tell from the class: trained on and held back they would contradict."""
+    if not config.data.preserve_class or subject_word(config) is None:  # check_values reports the latter
+        return []
+    trained = trained_pictures(config, subject)
+    wrong = [p for p in trained if preserved_prompt(fill_trigger(p.caption or "", config), config) is None]
+    if preserved_prompt(instance_prompt(config), config) is not None:
+        wrong = [p for p in wrong if p.caption]
+    if not wrong:
+        return []
+    shown = ", ".join(str(p.path) for p in wrong[:FILES_NAMED])
+    more = f" and {len(wrong) - FILES_NAMED} more" if len(wrong) > FILES_NAMED else ""
+    text = (
+        f"--preserve_class {config.data.preserve_class}: the trigger {subject_word(config)} is not in the caption of "
+        f"{shown}{more}; without it the caption is the class's own, which is held to the base model; add it there"
+    )
+    return [Problem(text, flag="preserve_class", also=("instance_prompt", "trigger_word"))]
 
 
 def _length_problems(config: Config, subject: Inspection) -> list[Problem]:

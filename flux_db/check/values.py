@@ -15,12 +15,16 @@ from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
 from flux_db.settings import lora_layers
 from flux_db.settings.derived import background, has_trigger, instance_prompt, recomputed
-from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, LossConfig, to_flat_dict
+from flux_db.settings.preserved import names_subject, subject_word
+from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, DataConfig, LossConfig, to_flat_dict
 from flux_db.settings.subject_word import word_of
 from flux_db.size import parse_size
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)
+
+# The one text that may be empty.
+EMPTY_PROMPT = ("preserve_class", "")
 
 # The learning rate of every step is computed before the first one.
 MOST_STEPS = 10_000_000
@@ -58,17 +62,19 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     _from(1, 64, "max_buckets"),  # each is a graph to compile
     _from(0, 256, "dataloader_num_workers"),
     _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay adam_weight_decay_text_encoder"),
-    _from(0, 10**6, "prior_loss_weight"),
+    _from(0, 10**6, "prior_loss_weight preserve_weight"),
     _from(-1000, 1000, "logit_mean"),
     (
         "above 0, up to 1000",
         lambda x: 0 < x <= 1000,
-        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift loraplus_ratio",
+        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift loraplus_ratio"
+        " huber_delta",
     ),
     ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
     # without clipping: as large as you like, but a float32
     ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
     ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
+    ("above 0 and below 1", lambda x: 0 < x < 1, "ema_decay"),
     _from(0, 1, "caption_dropout unmasked_weight"),
     _from(1, 512, "max_sequence_length"),
     _from(0, 2**32 - 1, "seed validation_seed"),
@@ -124,7 +130,7 @@ def _empty_texts(values: dict[str, Any]) -> list[Problem]:
         Problem(f"--{name} is empty: give it a value or leave it out", flag=name)
         for name, value in values.items()
         for text in (value if isinstance(value, list) else [value])
-        if isinstance(text, str) and not text.strip()
+        if isinstance(text, str) and not text.strip() and (name, text) != EMPTY_PROMPT
     ]
 
 
@@ -151,11 +157,13 @@ def _contradictions(config: Config) -> list[Problem]:
     warmup = optim.lr_warmup_steps
     return [
         *_prior_problems(config),
+        *_preserve_problems(config),
         *_text_encoder_problems(config),
         *_picture_contradictions(config),
         *_device_problems(config),
         *_timestep_problems(config),
         *_lora_problems(config),
+        *_robust_problems(config),
         *_broken(
             _Rule(
                 warmup > 0 and optim.lr_scheduler == "constant",
@@ -168,6 +176,12 @@ def _contradictions(config: Config) -> list[Problem]:
                 "lr_warmup_steps",
                 f" {warmup}: longer than the run of --max_train_steps {optim.max_train_steps}; shorten the warm-up",
                 ("max_train_steps",),
+            ),
+            _Rule(
+                config.output.ema_export and optim.ema_decay is None,
+                "ema_export",
+                ": needs --ema_decay, which makes the average; add that or leave it out",
+                ("ema_decay",),
             ),
             _Rule(
                 bool(hub.hub_model_id) and not hub.push_to_hub,
@@ -239,6 +253,17 @@ def _timestep_problems(config: Config) -> list[Problem]:
     )
 
 
+def _robust_problems(config: Config) -> list[Problem]:
+    loss, defaults = config.loss, LossConfig()
+    given = [name for name in ("huber_delta", "huber_schedule") if getattr(loss, name) != getattr(defaults, name)]
+    return _broken(
+        *(
+            _Rule(loss.loss == "l2", name, f" {getattr(loss, name)}: not used with --loss l2; leave it out", ("loss",))
+            for name in given
+        ),
+    )
+
+
 def _prior_problems(config: Config) -> list[Problem]:
     prior, switch = config.data.with_prior_preservation, "with_prior_preservation"
     needed = {name: getattr(config.data, name) for name in ("class_data_dir", "class_prompt")}
@@ -248,6 +273,53 @@ def _prior_problems(config: Config) -> list[Problem]:
         rules.append(_Rule(prior and value is None, switch, f" needs --{name}: add it", (name,)))
         rules.append(_Rule(not prior and value is not None, name, alone, (switch,)))
     return _broken(*rules)
+
+
+def _preserve_problems(config: Config) -> list[Problem]:
+    data, name = config.data, config.data.preserve_class
+    if name is None:
+        weight = data.preserve_weight
+        alone = _Rule(
+            weight != DataConfig.preserve_weight,
+            "preserve_weight",
+            f" {weight:g}: needs --preserve_class; add that or leave it out",
+            ("preserve_class",),
+        )
+        return _broken(alone)
+    word = subject_word(config)
+    return _broken(
+        _Rule(
+            data.with_prior_preservation,
+            "preserve_class",
+            f" {name}: --with_prior_preservation keeps the class too, by pictures of it; leave one of them out",
+            ("with_prior_preservation",),
+        ),
+        _Rule(
+            name == "" and data.caption_dropout > 0,
+            "caption_dropout",
+            f' {data.caption_dropout:g}: trains the empty prompt, which --preserve_class "" holds to the base model; '
+            "leave one of them out",
+            ("preserve_class",),
+        ),
+        _Rule(
+            has_trigger(name),
+            "preserve_class",
+            f" {name}: names the class, so without {{trigger}}",
+        ),
+        _Rule(
+            bool(name.strip()) and word is None,
+            "preserve_class",
+            f" {name}: no word for the subject right before {name} in --instance_prompt {data.instance_prompt}; "
+            "give it as --trigger_word",
+            ("instance_prompt", "trigger_word"),
+        ),
+        _Rule(
+            bool(name.strip()) and word is not None and names_subject(name, config),
+            "preserve_class",
+            f" {name}: holds the trigger {word}, so it names the subject; give the class alone",
+            ("instance_prompt", "trigger_word"),
+        ),
+    )
 
 
 def _text_encoder_problems(config: Config) -> list[Problem]:

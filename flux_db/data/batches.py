@@ -20,12 +20,13 @@ from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
 from flux_db.data.timesteps import drawn_sigma, nearest_index, timestep_fraction, timestep_index
 from flux_db.errors import UserError
+from flux_db.settings.preserved import is_preserved, preserved_prompt
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.step_inputs import StepInputs
 from flux_db.stream import BatchLayout, Purpose
 
-SUBJECT, CLASS = 0, 1
+SUBJECT, CLASS, PRESERVED = 0, 1, 2
 """Streams of random numbers."""
 
 _THREADS = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "batch")
@@ -75,8 +76,10 @@ class BatchSource:
             entries += [(k, self._class_example(k, example.size), CLASS) for k, example, _ in entries]
         # in threads: drawing noise and copying release Python's lock
         rows = list(_THREADS.map(lambda entry: self._row(*entry), entries))
-        stacks = _THREADS.map(lambda name: self._stacks.stack(name, [row[name] for row in rows]), rows[0])
-        columns = dict(zip(rows[0], stacks, strict=True))
+        of_class = [self._preserved(k, example) for k, example, _ in entries] if is_preserved(self.config) else []
+        of_column = {name: [row[name] for row in (*rows, *of_class) if name in row] for name in rows[0]}
+        stacks = _THREADS.map(lambda name: self._stacks.stack(name, of_column[name]), of_column)
+        columns = dict(zip(of_column, stacks, strict=True))
         lr = np.array(self.learning_rates[micro_step // self.layout.accumulation], np.float32)
         return StepInputs(**columns, lr=lr, boundary=np.array(self.layout.is_boundary(micro_step)))
 
@@ -104,7 +107,6 @@ class BatchSource:
     def _row(self, k: int, example: Example, stream_id: int) -> dict[str, np.ndarray]:
         """One example: everything random about it comes from its position k in the stream."""
         text = "" if stream_id == SUBJECT and self._drops_caption(k) else example.prompt
-        prompt = self._prompt(text)
         picture, mask = self._picture(example, k, stream_id)
         latent = self._latent_shape(example.size)
         row = {
@@ -112,11 +114,25 @@ class BatchSource:
             "eps": self._rng(k, Purpose.POSTERIOR, stream_id).standard_normal(latent, np.float32),
             "noise": self._rng(k, Purpose.NOISE, stream_id).standard_normal(latent, np.float32),
             "index": np.int32(self._timestep(k, stream_id, latent)),
-            "prompt_embeds": prompt["prompt_embeds"],
-            "pooled_prompt_embeds": self._token_ids(text) if self._has_clip else prompt["pooled_prompt_embeds"],
+            **self._text(text),
             "dropout_key": stream.dropout_key(self.config.output.seed, k, stream_id),
         }
         return row | ({"mask": self._loss_weights(mask, latent)} if self.dataset.masked else {})
+
+    def _preserved(self, k: int, example: Example) -> dict[str, np.ndarray]:
+        """What a row of --preserve_class has of its own; the picture, its noise and its timestep are the subject's."""
+        text = preserved_prompt(example.prompt, self.config)
+        if text is None:
+            raise UserError(f'--preserve_class: the trigger is not in the prompt "{example.prompt}"')
+        return {**self._text(text), "dropout_key": stream.dropout_key(self.config.output.seed, k, PRESERVED)}
+
+    def _text(self, text: str) -> dict[str, np.ndarray]:
+        """The two columns of a prompt."""
+        prompt = self._prompt(text)
+        return {
+            "prompt_embeds": prompt["prompt_embeds"],
+            "pooled_prompt_embeds": self._token_ids(text) if self._has_clip else prompt["pooled_prompt_embeds"],
+        }
 
     def _timestep(self, k: int, stream_id: int, latent: tuple[int, int, int]) -> int:
         """Index of the noise level of an example."""

@@ -25,6 +25,7 @@ from flux_db.data.selection import (
 from flux_db.errors import UserError
 from flux_db.problem import Kind, Problem
 from flux_db.settings.derived import fill_trigger
+from flux_db.settings.preserved import preserved_prompt
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.stream import Purpose, generator
@@ -91,6 +92,12 @@ class Dataset:
             extra += [s.mask.digest] if s.mask else []
             digest.update(f"{s.picture.digest} {s.prompt!r} {s.crop}{''.join(f' {e}' for e in extra)}\n".encode())
         return digest.hexdigest()
+
+
+def preserved_prompts(config: Config, dataset: Dataset) -> list[str]:
+    """Every distinct prompt of --preserve_class."""
+    found = (preserved_prompt(example.prompt, config) for example in dataset.examples)
+    return [prompt for prompt in dict.fromkeys(found) if prompt is not None]
 
 
 def number_of_devices() -> int:

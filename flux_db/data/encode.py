@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flux_db.console import say, stage
-from flux_db.data.dataset import Dataset, Example
+from flux_db.data.dataset import Dataset, Example, preserved_prompts
 from flux_db.data.encode_cache import Arrays, Cache, text_precision
 from flux_db.data.masks import mask_at
 from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
@@ -67,7 +67,7 @@ def prompts_in_use(config: Config) -> tuple[str, ...]:
 
 
 def missing(config: Config, cache: Cache, dataset: Dataset) -> Work:
-    prompts = dict.fromkeys([*dataset.prompts, *prompts_in_use(config)])
+    prompts = dict.fromkeys([*dataset.prompts, *preserved_prompts(config, dataset), *prompts_in_use(config)])
     pictures: dict[Path, tuple[Example, bool]] = {}
     if config.data.cache_latents:
         flips = (False, True) if config.data.random_flip else (False,)

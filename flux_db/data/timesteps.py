@@ -63,3 +63,17 @@ def loss_weights(scheme: str, sigmas: np.ndarray) -> np.ndarray:
     else:
         weights = np.ones_like(sigmas)
     return weights.astype(np.float32)
+
+
+def robust_table(loss: str, delta: float, schedule: str, sigmas: np.ndarray) -> np.ndarray | None:
+    """[2, T]: threshold and scale of --loss huber and smooth_l1 at each sigma, in float32; None for l2.
+
+    An error d then counts scale * d^2 / (sqrt(d^2 + threshold^2) + threshold). With scale 2 threshold (huber) this is
+    d^2 for a small d, and with scale 2 (smooth_l1) it is 2 |d| for a large one.
+    """
+    if loss == "l2":
+        return None
+    sigmas = np.asarray(sigmas, np.float64)
+    thresholds = delta**sigmas if schedule == "exponential" else np.full_like(sigmas, delta)
+    scales = 2.0 * thresholds if loss == "huber" else np.full_like(sigmas, 2.0)
+    return np.stack([thresholds, scales]).astype(np.float32)

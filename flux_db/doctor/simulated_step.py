@@ -15,6 +15,7 @@ from flux_db.data.encode import CLIP_TOKENS
 from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
 from flux_db.model import model_folder, runtime
+from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.step_inputs import StepInputs
@@ -47,14 +48,17 @@ def zeros(config: Config, model: Path, dataset: Dataset, training: Training, siz
     latent = (size.height // shrink, size.width // shrink)
     cached, clip = config.data.cache_latents, training.text_encoder is not None
     zero = lambda *shape: np.zeros((rows, *shape), np.float32)  # noqa: E731
+    twice = lambda row: np.concatenate([row, row]) if is_preserved(config) else row  # noqa: E731
     return StepInputs(
         pictures=zero(2 * channels, *latent) if cached else zero(3, size.height, size.width),
         eps=zero(channels, *latent),
         noise=zero(channels, *latent),
         index=np.zeros(rows, np.int32),
-        prompt_embeds=zero(config.data.max_sequence_length, widths["joint_attention_dim"]),
-        pooled_prompt_embeds=np.zeros((rows, CLIP_TOKENS), np.int32) if clip else zero(widths["pooled_projection_dim"]),
-        dropout_key=zero(DROPOUT_NUMBERS),
+        prompt_embeds=twice(zero(config.data.max_sequence_length, widths["joint_attention_dim"])),
+        pooled_prompt_embeds=twice(
+            np.zeros((rows, CLIP_TOKENS), np.int32) if clip else zero(widths["pooled_projection_dim"])
+        ),
+        dropout_key=twice(zero(DROPOUT_NUMBERS)),
         lr=np.zeros(3 if clip else (), np.float32),
         boundary=np.array(True),
         mask=zero(1, *latent) if dataset.masked else None,

@@ -22,14 +22,16 @@ from mindspore.amp import DynamicLossScaler
 from mindspore.nn.utils import no_init_parameters
 
 from flux_db.data.encode import CLIP_TOKENS
+from flux_db.data.timesteps import robust_table
 from flux_db.errors import UserError
 from flux_db.graph import ir
-from flux_db.model import adapter, operators, optim, runtime, sharding, text_encoder
+from flux_db.model import adapter, operators, optim, preservation, runtime, sharding, text_encoder
 from flux_db.model.optim import SecondPart
 from flux_db.model.quiet import quiet
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import EulerStep
 from flux_db.settings.derived import Recomputed, text_lora
+from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config, RuntimeConfig, from_flat_dict
 from flux_db.stream import DROPOUT_NUMBERS
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
@@ -71,16 +73,25 @@ class Case:
     clip: bool = False
     """CLIP is trained too."""
     flags: dict[str, Any] = field(default_factory=dict)
-    """Further settings of the LoRA and the optimizer."""
+    """Further settings of the LoRA, the loss and the optimizer."""
 
     @property
     def config(self) -> Config:
-        required = {"pretrained_model_name_or_path": "-", "instance_data_dir": "-", "instance_prompt": "-"}
+        required = {"pretrained_model_name_or_path": "-", "instance_data_dir": "-", "instance_prompt": "sks dog"}
         return from_flat_dict(required | {"rank": 4} | self.flags)
 
     @property
-    def rows(self) -> int:
+    def examples(self) -> int:
         return self.batch * (2 if self.prior else 1)
+
+    @property
+    def rows(self) -> int:
+        """Of the transformer's batch."""
+        return self.examples * (preservation.PARTS if is_preserved(self.config) else 1)
+
+    @property
+    def prompts(self) -> int:
+        return self.examples * (2 if is_preserved(self.config) else 1)
 
     @property
     def image_tokens(self) -> int:
@@ -99,6 +110,8 @@ def _build_step(case: Case) -> TrainStepForFluxDevDB:
     if case.shard_base:
         _cut(transformer, Share(0, case.devices))
     key = adapter.inject(transformer, config.lora, 0, case.rows, _lora_dtype(case))
+    if is_preserved(config):
+        adapter.add_row_gates(transformer)
     with _pretended_devices(case.devices):
         if case.shard_base:
             sharding.shard_base(transformer, Runtime(device="Ascend", dtype=case.dtype, world_size=case.devices))
@@ -107,6 +120,8 @@ def _build_step(case: Case) -> TrainStepForFluxDevDB:
         if case.clip:
             text = build_clip(case.widths["pooled_projection_dim"], case.dtype)
             adapter.inject_text_encoder(text, text_lora(config), 0, _lora_dtype(case), key)
+            if is_preserved(config):
+                adapter.add_row_gates(text)
             weights += list(adapter.parameters(text).values())
             second = SecondPart(len(adapter.parameters(text)), 1e-3)
         optimizer = optim.build_optimizer(weights, config.optim, second=second)
@@ -137,6 +152,7 @@ def _lora_dtype(case: Case) -> ms.Type:
 
 def _settings(case: Case) -> StepSettings:
     table = np.linspace(1.0, 0.001, 1000, dtype=np.float32)
+    loss, data = case.config.loss, case.config.data
     return StepSettings(
         sigmas=table,
         timesteps=table,
@@ -145,6 +161,8 @@ def _settings(case: Case) -> StepSettings:
         vae_scale=0.3,
         guidance_scale=1.0,
         prior_loss_weight=1.0 if case.prior else None,
+        preserve_weight=data.preserve_weight if is_preserved(case.config) else None,
+        robust=robust_table(loss.loss, loss.huber_delta, loss.huber_schedule, table),
         accumulation=case.accumulation,
         world_size=case.devices,
         dtype=case.dtype,
@@ -153,21 +171,21 @@ def _settings(case: Case) -> StepSettings:
 
 def _step_inputs(case: Case) -> list[Tensor]:
     side = case.pixels // 8
-    latent = (case.rows, LATENT_CHANNELS, side, side)
+    latent = (case.examples, LATENT_CHANNELS, side, side)
     inputs = [
-        _zeros(case.rows, 2 * LATENT_CHANNELS, side, side),
+        _zeros(case.examples, 2 * LATENT_CHANNELS, side, side),
         _zeros(*latent),
         _zeros(*latent),
-        Tensor(np.zeros(case.rows, np.int32)),
-        _zeros(case.rows, case.tokens, case.widths.get("joint_attention_dim", 4096)),
-        Tensor(np.zeros((case.rows, CLIP_TOKENS), np.int32))
+        Tensor(np.zeros(case.examples, np.int32)),
+        _zeros(case.prompts, case.tokens, case.widths.get("joint_attention_dim", 4096)),
+        Tensor(np.zeros((case.prompts, CLIP_TOKENS), np.int32))
         if case.clip
-        else _zeros(case.rows, case.widths.get("pooled_projection_dim", 768)),
-        _zeros(case.rows, DROPOUT_NUMBERS),
+        else _zeros(case.prompts, case.widths.get("pooled_projection_dim", 768)),
+        _zeros(case.prompts, DROPOUT_NUMBERS),
         _zeros(3) if case.clip else Tensor(np.float32(1e-4)),
         Tensor(np.array(True)),
     ]
-    return inputs + ([_zeros(case.rows, 1, side, side)] if case.masked else [])
+    return inputs + ([_zeros(case.examples, 1, side, side)] if case.masked else [])
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -354,6 +372,12 @@ WITH_CLIP = Case(
     clip=True,
     flags={"lora_dropout": 0.1, "train_text_encoder": True, "text_encoder_rank": 5, "text_encoder_layers": "all"},
 )
+LEVERS = Case(
+    accumulation=2,
+    devices=DEVICES,
+    masked=True,
+    flags={"preserve_class": "dog", "ema_decay": 0.99, "loss": "huber", "lora_dropout": 0.1},
+)
 GRAPHS: dict[str, Callable[[], str]] = {
     # with two blocks of each kind in a row: what a block keeps is the next one's input
     "step": lambda: training_step(Case(widths={**SMALL_WIDTHS, "num_layers": 2, "num_single_layers": 2})),
@@ -361,6 +385,7 @@ GRAPHS: dict[str, Callable[[], str]] = {
     "fp16": lambda: training_step(Case(dtype=ms.float16, recomputed=NONE, flags={"optimizer": "prodigy"})),
     "attention": lambda: training_step(Case(recomputed=Recomputed("attention"))),
     "with CLIP": lambda: training_step(WITH_CLIP),
+    "levers": lambda: training_step(LEVERS),
     "sharded": lambda: training_step(Case(devices=DEVICES, shard_base=True)),
     "sampler": sampler,
     "validation loss": validation_loss,

@@ -39,9 +39,16 @@ class Facts:
     """The LoRA that it was started from: name and content."""
 
 
-def lora_file(tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no") -> bytes:
-    """A LoRA file. If `tensors` hold each module's alpha, the metadata must not: diffusers rejects that."""
+def lora_file(
+    tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no", *, averaged: bool = False
+) -> bytes:
+    """A LoRA file. If `tensors` hold each module's alpha, the metadata must not: diffusers rejects that.
+
+    `averaged`: the tensors are the average of --ema_decay, which the metadata then says.
+    """
     metadata = {"format": "pt", **about(config, facts)}
+    if averaged:
+        metadata["ema_decay"] = str(config.optim.ema_decay)
     if not needs_alphas(config.lora):
         text = text_lora(config)
         entries = _adapter_metadata(tensors, config.lora, "transformer")

@@ -16,6 +16,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from flux_db.errors import UserError
 from flux_db.model.dropout import NUMBERS, StepDropout
+from flux_db.model.preservation import RowGate
 from flux_db.model.quiet import quiet
 from flux_db.settings import lora_layers
 from flux_db.settings.schema import LoraConfig
@@ -180,8 +181,16 @@ def _add_dropout(network: nn.Cell, p: float, key: Parameter, first: int = 0) -> 
         layer.lora_dropout[ADAPTER] = StepDropout(p, number, key)
 
 
+def add_row_gates(network: nn.Cell) -> None:
+    """For --preserve_class: while training, the LoRA is off in the last third of a batch's rows. After `inject`."""
+    from mindone.peft.tuners.lora import LoraLayer
+
+    for layer in [cell for _, cell in network.cells_and_names() if isinstance(cell, LoraLayer)]:
+        layer.lora_dropout[ADAPTER] = RowGate(layer.lora_dropout[ADAPTER]).set_train(network.training)
+
+
 def set_dropout(network: nn.Cell, on: bool) -> None:
-    """Switch the dropout of the LoRA alone: the network's own layers stay as they are."""
+    """Switch the dropout of the LoRA, and its gates, alone: the network's own layers stay as they are."""
     for _, cell in network.cells_and_names():
-        if isinstance(cell, StepDropout):
+        if isinstance(cell, StepDropout | RowGate):
             cell.set_train(on)

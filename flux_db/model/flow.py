@@ -47,13 +47,33 @@ def squared_error(prediction: Tensor, target: Tensor, weight: Tensor, mask: Tens
     `mask` [B, tokens, 4] weighs the latents of each token. The mean is over all of them, not over the mask's sum: a
     picture of a small subject counts less, and with a mask of ones nothing changes.
     """
+    return weight * _masked_mean(_squares(prediction, target), mask)
+
+
+def robust_error(
+    prediction: Tensor, target: Tensor, weight: Tensor, delta: Tensor, scale: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """The same for --loss huber and smooth_l1: `delta` and `scale` [B] are columns of data/timesteps.robust_table.
+
+    d^2 / (sqrt(d^2 + delta^2) + delta) is sqrt(d^2 + delta^2) - delta without a difference of nearly equal numbers.
+    """
+    squares, delta = _squares(prediction, target), delta.reshape(-1, 1, 1)
+    # a power, whose gradient is one too: MindSpore's library for Ascend has no kernel for the gradient of sqrt
+    errors = squares / (ops.pow(squares + delta * delta, 0.5) + delta)
+    return weight * scale * _masked_mean(errors, mask)
+
+
+def _squares(prediction, target):
     difference = prediction.astype(ms.float32) - target.astype(ms.float32)
-    squares = difference * difference
+    return difference * difference
+
+
+def _masked_mean(errors, mask):
     if mask is not None:
-        b, tokens, _ = squares.shape
+        b, tokens, _ = errors.shape
         # packed as C x 4: the four latents of a token are the last axis
-        squares = squares.reshape(b, tokens, -1, 4) * mask.reshape(b, tokens, 1, 4)
-    return weight * squares.reshape(squares.shape[0], -1).mean(1)
+        errors = errors.reshape(b, tokens, -1, 4) * mask.reshape(b, tokens, 1, 4)
+    return errors.reshape(errors.shape[0], -1).mean(1)
 
 
 def prior_preservation(errors: Tensor, prior_loss_weight: float) -> Tensor:

@@ -7,7 +7,8 @@ and one all-reduce, one norm and one finite check serve for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import mindspore as ms
@@ -115,6 +116,10 @@ class FlatOptimizer(nn.Cell):
         self.bias_correction2 = self._state("bias_correction2", 0.0)
         self.exp_avg = self._state("exp_avg", np.zeros(sum(self.sizes), np.float32))
         self.exp_avg_sq = self._state("exp_avg_sq", np.zeros(sum(self.sizes), np.float32))
+        self.has_ema = config.ema_decay is not None
+        if self.has_ema:
+            self.ema_rest = 1.0 - config.ema_decay
+            self.ema = self._state("ema", self.weights.asnumpy())
 
     def _state(self, name: str, value: float | np.ndarray) -> Parameter:
         return Parameter(Tensor(value, ms.float32), name=f"optimizer.{name}", requires_grad=False)
@@ -123,14 +128,32 @@ class FlatOptimizer(nn.Cell):
         """The state by name: what a checkpoint has to hold besides the weights."""
         return {name: getattr(self, name) for name in self.state_names}
 
-    def values(self) -> list[np.ndarray]:
-        """The weights in fp32, each in its shape, in the order of the parameters."""
-        pieces = np.split(self.weights.asnumpy().copy(), self.starts[1:])
+    def values(self, *, averaged: bool = False) -> list[np.ndarray]:
+        """The weights in fp32, each in its shape, in the order of the parameters; or their running average."""
+        pieces = np.split((self.ema if averaged else self.weights).asnumpy().copy(), self.starts[1:])
         return [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
-    def take_over(self, values: Sequence[np.ndarray]) -> None:
-        """Go on from these weights, which the layers have already."""
+    def take_over(self, values: Sequence[np.ndarray], average: Sequence[np.ndarray] | None = None) -> None:
+        """Go on from these weights, which the layers have already, and their average; without one it starts here."""
         ops.assign(self.weights, Tensor(_joined(values)))
+        if self.has_ema:
+            ops.assign(self.ema, Tensor(_joined(average or values)))
+
+    @contextmanager
+    def average_in_layers(self) -> Iterator[None]:
+        """While it lasts, the layers have the average of the weights, if there is one: for validation."""
+        if not self.has_ema:
+            yield
+            return
+        self._put_in_layers(self.values(averaged=True))
+        try:
+            yield
+        finally:
+            self._put_in_layers(self.values())
+
+    def _put_in_layers(self, values: Sequence[np.ndarray]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            ops.assign(parameter, Tensor(value).astype(parameter.dtype))
 
     def start_here(self) -> None:
         """For an optimizer that takes over weights of another, once they are in place: its own state is fresh."""
@@ -158,10 +181,22 @@ class FlatOptimizer(nn.Cell):
     def store(self, state: Parameter, value: Tensor, apply: Tensor) -> None:
         ops.assign(state, ops.select(apply, value, state.value()))
 
-    def assign_weights(self, new: Tensor, apply: Tensor) -> None:
-        weights = ops.select(apply, new, self.weights.value())
+    def assign_weights(self, new: Tensor, moved: Tensor, updates: Tensor, apply: Tensor) -> None:
+        """`updates`: their number with this one."""
+        weights = ops.select(moved, new, self.weights.value())
         ops.assign(self.weights, weights)
+        if self.has_ema:
+            average = self.ema + self.ema_share(updates) * (weights - self.ema)
+            self.store(self.ema, average, apply)
         _map(ops.partial(_assign_piece, _cast(weights, self.dtype)), self.parameters, self.starts, self.sizes)
+
+    def ema_share(self, updates: Tensor) -> Tensor:
+        """Of the new weights in the average: 1 at first, then 9 / (9 + updates), at least 1 - decay.
+
+        As in diffusers' EMAModel with its default warm-up: the start weights leave no trace in a short run.
+        """
+        share = ops.maximum(9.0 / (updates + 9.0), Tensor(self.ema_rest, ms.float32))
+        return ops.select(updates < 1.5, self.one, share)
 
 
 def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -190,7 +225,7 @@ class AdamW(FlatOptimizer):
         self.store(self.bias_correction2, bias_correction2, apply)
         self.store(self.exp_avg, m, moved)
         self.store(self.exp_avg_sq, v, moved)
-        self.assign_weights(new, moved)
+        self.assign_weights(new, moved, updates, apply)
         return updates
 
 
@@ -250,7 +285,7 @@ class Prodigy(FlatOptimizer):
         self.store(self.numerator, numerator, apply)
         self.store(self.s, s, moved)
         self.store(self.d, d_new, apply)
-        self.assign_weights(new, moved)
+        self.assign_weights(new, moved, updates, apply)
         return updates
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flux_db.console import say, stage
 from flux_db.errors import UserError
-from flux_db.output_folder import GRID, LORA_FILE, MODEL_CARD, SAMPLES
+from flux_db.output_folder import EMA_LORA, GRID, LORA_FILE, MODEL_CARD, SAMPLES
 from flux_db.problem import Problem
 from flux_db.run import sample_files
 from flux_db.run.lock import is_first_process
@@ -99,13 +99,13 @@ def retry_command(output: Path, name: str, private: bool) -> str:
 
 
 def files_to_push(output: Path) -> list[str]:
-    """LoRA, card, and the samples that the card shows; never cache, checkpoints, logs or settings with local paths.
+    """LoRA, its average, card, and the samples that it shows; never cache, checkpoints, logs or settings with paths.
 
     A link that leads out of the folder is left out as well: what lies there is not of this run.
     """
     rounds = sample_files.read_rounds(output)
     samples = [picture.path.relative_to(output).as_posix() for picture in rounds[-1].pictures] if rounds else []
-    names = [LORA_FILE, MODEL_CARD, f"{SAMPLES}/{GRID}", *samples]
+    names = [LORA_FILE, EMA_LORA, MODEL_CARD, f"{SAMPLES}/{GRID}", *samples]
     home = output.resolve()
     return [name for name in names if os.path.isfile(output / name) and (output / name).resolve().is_relative_to(home)]
 

@@ -13,7 +13,7 @@ from flux_db.errors import describe
 from flux_db.files import TEXT_LIMIT, read_bytes
 from flux_db.lora import trained_file
 from flux_db.model.identity import base_model_name, is_hub_name, licence
-from flux_db.output_folder import LORA_FILE, MODEL_CARD
+from flux_db.output_folder import EMA_LORA, LORA_FILE, MODEL_CARD
 from flux_db.run import sample_files
 from flux_db.settings import lora_layers
 from flux_db.settings.derived import instance_prompt, text_lora
@@ -160,7 +160,9 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
         "Pictures per step": facts.global_batch,
         "Resolution": data.resolution,
         "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}{_rates(config)}",
+        **_average(config),
         "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
+        **_preserved(config),
         "Loss": _loss(config),
         "Precision": config.runtime.mixed_precision,
         "Seed": config.output.seed,
@@ -201,11 +203,29 @@ def _text_encoder(config: Config) -> dict[str, str]:
     return {"Text encoder (CLIP)": f"rank {lora.rank}, alpha {lora.alpha:g}{rate}{steps}; {layers}"}
 
 
+def _preserved(config: Config) -> dict[str, str]:
+    data = config.data
+    if data.preserve_class is None:
+        return {}
+    what = f"`{_plain(data.preserve_class)}`" if data.preserve_class else "the empty prompt"
+    return {"Preserved class": f"{what}, weight {data.preserve_weight:g}"}
+
+
+def _average(config: Config) -> dict[str, str]:
+    """The row about the running average of the weights, if there is one."""
+    decay = config.optim.ema_decay
+    if decay is None:
+        return {}
+    file = LORA_FILE if config.output.ema_export else EMA_LORA
+    return {"Average (EMA)": f"decay {decay:g}, in `{file}`; the samples and the validation loss are of it"}
+
+
 def _loss(config: Config) -> str:
     loss = config.loss
     sampling = f", timesteps by {loss.timestep_sampling}" if loss.timestep_sampling != "scheme" else ""
     sampling += f" {loss.flow_shift:g}" if loss.timestep_sampling == "shift" else ""
-    return f"weighting scheme {loss.weighting_scheme}{sampling}, guidance {loss.guidance_scale:g}"
+    robust = f"{loss.loss} with delta {loss.huber_delta:g} ({loss.huber_schedule}), " if loss.loss != "l2" else ""
+    return f"{robust}weighting scheme {loss.weighting_scheme}{sampling}, guidance {loss.guidance_scale:g}"
 
 
 def _plain(text: str) -> str:

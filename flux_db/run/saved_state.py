@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from flux_db.errors import UserError
-from flux_db.output_folder import BEST_LORA, LORA_FILE
+from flux_db.output_folder import BEST_LORA, EMA_LORA, LORA_FILE
 from flux_db.run import checkpoint
 from flux_db.run.checkpoint import DamagedCheckpoint
 from flux_db.settings.resume_rules import GLOBAL_BATCH, LENGTH
@@ -90,12 +90,14 @@ def read(folder: Path) -> SavedState:
     found = checkpoint.load(folder)
     if missing := [name for name in (LORA_FILE, OPTIMIZER, STATE) if name not in found.files]:
         raise DamagedCheckpoint([f"{folder / name}: is missing" for name in missing])
-    for name in (LORA_FILE, OPTIMIZER):
+    for name in (LORA_FILE, OPTIMIZER, *(name for name in (EMA_LORA,) if name in found.files)):
         if problem := _tensor_problem(found.files[name]):
             raise DamagedCheckpoint(f"{folder / name}: {problem}")
     values = _read_json(folder / STATE, found.files[STATE])
     if problem := _state_problem(values, found.step):
         raise DamagedCheckpoint(f"{folder / STATE}: {problem}")
+    if values["config"].get("ema_decay") is not None and EMA_LORA not in found.files:
+        raise DamagedCheckpoint(f"{folder / EMA_LORA}: is missing")
     best = Best(**values["best"]) if values.get("best") else None
     best_score = BestScore(**values["best_score"]) if values.get("best_score") else None
     if BEST_LORA in found.files and (problem := _best_problem(folder / BEST_LORA, best, best_score)):

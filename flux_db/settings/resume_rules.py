@@ -32,6 +32,7 @@ FREE = frozenset(
         "allow_changed",
         "max_skipped_steps",
         "upcast_before_saving",
+        "ema_export",
         "report_to",
         "dry_run",
         "sample_batch_size",

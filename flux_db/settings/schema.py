@@ -60,6 +60,13 @@ class DataConfig:
     """Weight of the class pictures' loss beside the subject's."""
     sample_batch_size: int = 4
     """Class pictures to generate at a time."""
+    preserve_class: str | None = None
+    """Class of the subject, such as dog: hold the LoRA to what the base model answers to each caption with this word in
+    the place of the trigger, so that the class stays as it was, without class pictures. The trigger is --trigger_word,
+    or the word before the class in --instance_prompt, and must be in each caption. "" takes the empty prompt instead.
+    A step has three times the rows."""
+    preserve_weight: float = 1.0
+    """Weight of the difference from the base model beside the subject's loss. Needs --preserve_class."""
     resolution: int = 512
     """Side in pixels of the square that the model sees; a multiple of 16."""
     aspect_ratio_buckets: str | None = None
@@ -208,6 +215,14 @@ class LossConfig:
     """Shift of --timestep_sampling shift; 1 is none."""
     mode_scale: float = 1.29
     """Scale of the mode scheme: above 0 prefers the middle timesteps, below 0 the ends."""
+    loss: Literal["l2", "huber", "smooth_l1"] = "l2"
+    """Error of the prediction at each latent: its square (l2), or one that grows like the square below a threshold and
+    linearly above it, so that outliers count less: huber, or smooth_l1, which is huber divided by the threshold."""
+    huber_delta: float = 0.1
+    """Threshold of huber and smooth_l1; with --huber_schedule exponential that of pure noise."""
+    huber_schedule: Literal["constant", "exponential"] = "exponential"
+    """Threshold at noise level sigma: --huber_delta at each (constant), or --huber_delta to the power of sigma
+    (exponential): 1 without noise, so nearly l2 there, and --huber_delta at pure noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +269,9 @@ class OptimConfig:
     """Added to the denominator of the update, for both optimizers."""
     max_grad_norm: float = 1.0
     """Gradients with a larger norm are scaled down to it."""
+    ema_decay: float | None = None
+    """Keep a running average of the LoRA's weights with this decay, usually 0.99: samples, validation loss and
+    --keep_best are of the average, and it is written as ema_lora.safetensors. Without it there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +343,8 @@ class OutputConfig:
     """Stop after so many optimizer steps in a row were skipped for gradients that are not finite."""
     upcast_before_saving: bool = False
     """Write the final LoRA file in float32 instead of the training precision. Checkpoints are always float32."""
+    ema_export: bool = False
+    """Write the average of --ema_decay as the final LoRA file, in the place of the last weights."""
     report_to: tuple[str, ...] = ("tensorboard",)
     """Where curves and samples are shown besides metrics.jsonl and report.html, which are always written: tensorboard,
     wandb, swanlab or none. Repeat the flag for several, or put commas between names."""

@@ -12,15 +12,16 @@ import numpy as np
 from mindspore import Parameter, nn
 from mindspore.amp import DynamicLossScaler
 
-from flux_db.console import say, stage
-from flux_db.data.dataset import Dataset, total_steps
+from flux_db.console import printable, say, stage
+from flux_db.data.dataset import Dataset, preserved_prompts, total_steps
 from flux_db.data.encode_cache import text_precision
-from flux_db.data.timesteps import loss_weights
-from flux_db.model import adapter, loading, model_folder, optim, sharding, text_encoder
+from flux_db.data.timesteps import loss_weights, robust_table
+from flux_db.model import adapter, loading, model_folder, optim, preservation, sharding, text_encoder
 from flux_db.model.optim import FlatOptimizer, SecondPart
 from flux_db.model.runtime import DTYPES, Runtime
 from flux_db.settings import lora_layers
 from flux_db.settings.derived import Recomputed, recomputed, text_lora
+from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config
 from flux_db.stream import BatchLayout
 from flux_db.train_step import StepSettings, TrainStepForFluxDevDB
@@ -77,9 +78,12 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
     with stage("Loading the transformer"):
         share = sharding.share_of(runtime) if config.runtime.shard_base else WHOLE
         transformer = loading.load_transformer(model, runtime.dtype, config.model.variant, share)
-    rows = config.optim.train_batch_size * (2 if prior else 1)
+    preserved = is_preserved(config)
+    rows = config.optim.train_batch_size * (2 if prior else 1) * (preservation.PARTS if preserved else 1)
     lora_dtype = ms.float32 if config.lora.lora_compute == "fp32" else runtime.dtype
     dropout_key = adapter.inject(transformer, config.lora, config.output.seed, rows, lora_dtype)
+    if preserved:
+        adapter.add_row_gates(transformer)
     if config.runtime.shard_base:
         _shard(transformer, runtime)
     if choice := recomputed(config):
@@ -145,6 +149,8 @@ def _text_encoder(config: Config, model: Path, dtype: ms.Type, dropout_key: Para
     with stage("Loading CLIP"):
         clip = loading.load_clip(model, DTYPES[text_precision(config)], config.model.variant)
     adapter.inject_text_encoder(clip, text_lora(config), config.output.seed, dtype, dropout_key)
+    if is_preserved(config):
+        adapter.add_row_gates(clip)
     return clip
 
 
@@ -210,6 +216,9 @@ def _report_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
                 f"warning: fewer pictures than the {layout.global_batch} of a step in {', '.join(small)}: "
                 "its steps repeat them, and not every epoch has such a step"
             )
+    if prompts := preserved_prompts(config, dataset):
+        shown = f"{prompts[0]!r}" + (f" and {len(prompts) - 1} more" if len(prompts) > 1 else "")
+        say(f"The LoRA is held to the base model's answers to {printable(shown)}")
     if dataset.masked:
         masked = sum(example.mask is not None for example in dataset.examples)
         weight = config.data.unmasked_weight
@@ -220,14 +229,17 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
     sigmas, timesteps = loading.training_table(model)
     vae = model_folder.read_config(model, "vae")
     has_guidance = model_folder.read_config(model, "transformer").get("guidance_embeds", False)
+    loss = config.loss
     return StepSettings(
         sigmas=sigmas,
         timesteps=timesteps,
-        weights=loss_weights(config.loss.weighting_scheme, sigmas),
+        weights=loss_weights(loss.weighting_scheme, sigmas),
+        robust=robust_table(loss.loss, loss.huber_delta, loss.huber_schedule, sigmas),
         vae_shift=vae.get("shift_factor") or 0.0,
         vae_scale=vae["scaling_factor"],
-        guidance_scale=config.loss.guidance_scale if has_guidance else None,
+        guidance_scale=loss.guidance_scale if has_guidance else None,
         prior_loss_weight=config.data.prior_loss_weight if prior else None,
+        preserve_weight=config.data.preserve_weight if is_preserved(config) else None,
         accumulation=config.optim.gradient_accumulation_steps,
         max_grad_norm=config.optim.max_grad_norm,
         world_size=runtime.world_size,

@@ -15,7 +15,7 @@ from flux_db.errors import describe
 from flux_db.lora import init_lora
 from flux_db.lora.trained_file import Facts
 from flux_db.model.runtime import Runtime
-from flux_db.output_folder import BEST_LORA, LORA_FILE, checkpoint_name
+from flux_db.output_folder import BEST_LORA, EMA_LORA, LORA_FILE, checkpoint_name
 from flux_db.report.run_page import write_report
 from flux_db.run import checkpoint, status
 from flux_db.run.metrics_log import MetricsLog
@@ -132,19 +132,27 @@ class Checkpoints:
             )
         if not self.runtime.is_main:
             return
-        try:
-            self.write_lora(LORA_FILE)
-        except OSError as problem:
-            raise TrainingFailed(
-                f"{self.output / LORA_FILE} could not be written: {problem.strerror}. "
-                f"Kept: {self.last or 'no checkpoint'}"
-            ) from problem
+        average, export = self.training.optimizer.has_ema, self.config.output.ema_export
+        for name, averaged in {LORA_FILE: export, **({EMA_LORA: True} if average and not export else {})}.items():
+            try:
+                self._write_lora(name, averaged=averaged)
+            except OSError as problem:
+                raise TrainingFailed(
+                    f"{self.output / name} could not be written: {problem.strerror}. "
+                    f"Kept: {self.last or 'no checkpoint'}"
+                ) from problem
         self._prune()  # the run may have been killed between its last save and the pruning after it
 
     def write_lora(self, name: str, kept_for: str | None = None) -> None:
-        """Write the LoRA as it is now into the output folder; `kept_for` says in its metadata what it is best in."""
+        """Write the LoRA that validation sees now, which is the average if there is one, into the output folder.
+
+        `kept_for` says in its metadata what it is best in.
+        """
+        self._write_lora(name, averaged=self.training.optimizer.has_ema, kept_for=kept_for)
+
+    def _write_lora(self, name: str, *, averaged: bool, kept_for: str | None = None) -> None:
         facts = replace(self.facts, kept_for=kept_for)
-        write_file(self.output / name, snapshot.lora_file(self.training, self.config, facts))
+        write_file(self.output / name, snapshot.lora_file(self.training, self.config, facts, averaged=averaged))
 
     def where_saved(self) -> str:
         """Where the run can go on, in words: a full disk may have refused the last checkpoint."""

@@ -14,6 +14,7 @@ from flux_db.files import read_text
 from flux_db.output_folder import (
     BEST_LORA,
     CONFIG,
+    EMA_LORA,
     GRID,
     LORA_FILE,
     METRICS,
@@ -33,7 +34,7 @@ from flux_db.run.saved_state import lora_steps
 
 # What a run makes in its output folder, besides checkpoints, samples and thumbnails.
 # The cache, the logs and what `check` writes belong to no run.
-RESULTS = (METRICS, LORA_FILE, BEST_LORA)
+RESULTS = (METRICS, LORA_FILE, BEST_LORA, EMA_LORA)
 ACCOUNTS = (CONFIG, STATUS, REPORT, SCORES, MODEL_CARD)
 """They describe the results, and are set aside with them only."""
 
@@ -54,7 +55,7 @@ def set_aside_all(output: Path) -> Path | None:
 
 def set_aside_after(output: Path, step: int) -> Path | None:
     """Move what lies beyond a step; metrics and settings are copied whole. Returns where to, or None for nothing."""
-    loras = [path for name in (LORA_FILE, BEST_LORA) if _is_lora_after(path := output / name, step)]
+    loras = [path for name in (LORA_FILE, BEST_LORA, EMA_LORA) if _is_lora_after(path := output / name, step)]
     accounts = [output / name for name in (STATUS, REPORT, SCORES, MODEL_CARD)] if output / LORA_FILE in loras else []
     rounds = list(sample_files.folders_after(output, step))
     checkpoints = list(_checkpoints_after(output, step))

@@ -136,7 +136,8 @@ class Loop:
         return (float(row), None) if row.ndim == 0 else (float(row[0]), float(row[1] * row[2]))
 
     def _validate(self) -> None:
-        self.validation.run(self.progress.step, is_trained=self.checkpoints.is_trained)
+        with self.training.optimizer.average_in_layers():
+            self.validation.run(self.progress.step, is_trained=self.checkpoints.is_trained)
         self._clock = time.monotonic()
 
     def _is_stopping(self) -> bool:

@@ -13,7 +13,7 @@ from flux_db.interrupt import StopRequest
 from flux_db.lora.trained_file import Facts
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Sampler
-from flux_db.output_folder import BEST_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
+from flux_db.output_folder import BEST_LORA, EMA_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
 from flux_db.report import hub, model_card
 from flux_db.report.thumbnails import store_training_pictures
 from flux_db.run.metrics_log import MetricsLog
@@ -153,6 +153,7 @@ def _print_results(config: Config) -> None:
     output = Path(config.output.output_dir)
     places = {
         "LoRA": output / LORA_FILE,
+        "average": output / EMA_LORA,
         "samples": output / SAMPLES / GRID,
         "best": output / BEST_LORA,
         "model card": output / MODEL_CARD,

@@ -15,7 +15,7 @@ from safetensors.numpy import load, save
 from flux_db.errors import UserError
 from flux_db.lora import trained_file
 from flux_db.model import adapter
-from flux_db.output_folder import LORA_FILE
+from flux_db.output_folder import EMA_LORA, LORA_FILE
 from flux_db.run.checkpoint import DamagedCheckpoint
 from flux_db.run.saved_state import OPTIMIZER, STATE, Progress, SavedState
 from flux_db.settings.derived import text_lora
@@ -33,22 +33,27 @@ def to_files(
 ) -> dict[str, bytes]:
     """Everything that an exact resume needs, by file name."""
     weights = _weights(training, config)
-    for name, value in weights.items():
+    averages = _weights(training, config, averaged=True) if training.optimizer.has_ema else {}
+    for name, value in (*weights.items(), *averages.items()):
         if not np.isfinite(value).all():
             raise WeightsNotFinite(f"{name} holds values that are not finite")
     moments = {name: p.asnumpy().copy() for name, p in training.optimizer.state().items()}
     state = {**asdict(progress), "loss_scale": _scale(training), **about}
-    return {
+    files = {
         LORA_FILE: trained_file.lora_file(weights, config, facts),
         OPTIMIZER: save(moments),
         STATE: (json.dumps(state, indent=2, sort_keys=True) + "\n").encode(),
     }
+    if averages:
+        files[EMA_LORA] = trained_file.lora_file(averages, config, facts, averaged=True)
+    return files
 
 
-def lora_file(training: Training, config: Config, facts: trained_file.Facts) -> bytes:
-    """The LoRA as it is now, as the file for others."""
+def lora_file(training: Training, config: Config, facts: trained_file.Facts, *, averaged: bool = False) -> bytes:
+    """The LoRA as it is now, or the average of its weights, as the file for others."""
     precision = "no" if config.output.upcast_before_saving else config.runtime.mixed_precision
-    return trained_file.lora_file(_weights(training, config), config, facts, precision)
+    weights = _weights(training, config, averaged=averaged)
+    return trained_file.lora_file(weights, config, facts, precision, averaged=averaged)
 
 
 def contents(training: Training) -> dict[str, bytes]:
@@ -56,7 +61,10 @@ def contents(training: Training) -> dict[str, bytes]:
     own = (training.optimizer.weights, *training.optimizer.parameters)
     weights = b"".join(p.asnumpy().tobytes() for p in own)
     moments = b"".join(p.asnumpy().tobytes() for p in training.optimizer.state().values())
-    return {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
+    found = {"LoRA weights": weights, "optimizer state": moments, "loss scale": repr(_scale(training)).encode()}
+    if training.optimizer.has_ema:
+        found["average of the LoRA weights"] = training.optimizer.ema.asnumpy().tobytes()
+    return found
 
 
 def restore(saved: SavedState, training: Training, config: Config) -> None:
@@ -64,11 +72,11 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
 
     With another optimizer than the checkpoint's only the weights are taken.
     """
-    try:
-        values = _load(training, load(saved.files[LORA_FILE]))
-    except UserError as error:
-        raise DamagedCheckpoint([f"{saved.folder / LORA_FILE}: {problem}" for problem in error.problems]) from None
-    training.optimizer.take_over(values)
+    average = None
+    if training.optimizer.has_ema and EMA_LORA in saved.files:
+        average = _loaded(saved, EMA_LORA, training)
+    # the weights after the average: both are put into the layers, which train on with the last
+    training.optimizer.take_over(_loaded(saved, LORA_FILE, training), average)
     if saved.config["optimizer"] == config.optim.optimizer:
         _restore_moments(saved, training)
     else:
@@ -78,8 +86,15 @@ def restore(saved: SavedState, training: Training, config: Config) -> None:
         ops.assign(training.scaler.counter, Tensor(saved.loss_scale["counter"], ms.int32))
 
 
-def _weights(training: Training, config: Config) -> dict[str, np.ndarray]:
-    values = training.optimizer.values()
+def _loaded(saved: SavedState, name: str, training: Training) -> list[np.ndarray]:
+    try:
+        return _load(training, load(saved.files[name]))
+    except UserError as error:
+        raise DamagedCheckpoint([f"{saved.folder / name}: {problem}" for problem in error.problems]) from None
+
+
+def _weights(training: Training, config: Config, *, averaged: bool = False) -> dict[str, np.ndarray]:
+    values = training.optimizer.values(averaged=averaged)
     if training.text_encoder is None:
         return adapter.to_state_dict(training.transformer, config.lora, values)
     first = len(adapter.parameters(training.transformer))

@@ -28,8 +28,8 @@ KEPT_FOR = {"loss": "lowest validation loss", "score": "highest score of the sam
 class Validation:
     """Makes the rounds of a run.
 
-    `write_lora(name, kept_for)` writes the LoRA as it is now into the output folder. `scoring` is rank 0's alone: it
-    reads the samples from their files, and the other ranks wait for it at the next step.
+    `write_lora(name, kept_for)` writes the LoRA that is validated into the output folder. `scoring` is rank 0's alone:
+    it reads the samples from their files, and the other ranks wait for it at the next step.
     """
 
     def __init__(

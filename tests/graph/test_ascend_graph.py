@@ -9,11 +9,12 @@ import pytest
 
 from flux_db.data.encode import CLIP_TOKENS
 from flux_db.graph import ir
-from flux_db.graph.ascend_graph import CLIP_LAYERS, DEVICES, EVERYTHING, GRAPHS, SMALL_WIDTHS, WITH_CLIP, Case
+from flux_db.graph.ascend_graph import CLIP_LAYERS, DEVICES, EVERYTHING, GRAPHS, LEVERS, SMALL_WIDTHS, WITH_CLIP, Case
 
 TENSORS = {"double": 24, "single": 6}
 """Of the LoRA in the default layers of a block."""
-STEPS = ("step", "everything", "fp16", "attention", "sharded")
+STEPS = ("step", "everything", "fp16", "attention", "sharded", "levers")
+CASES = {"everything": EVERYTHING, "levers": LEVERS}
 
 # Operator -> the name of its kernel in MindSpore's library for Ascend.
 ACLNN = {
@@ -165,7 +166,7 @@ def test_less_recomputing_keeps_more(graphs):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_gradients_are_taken_for_the_lora_only(graphs, name):
-    case = EVERYTHING if name == "everything" else Case()
+    case = CASES.get(name, Case())
     rank = case.config.lora.rank
     lengths = {case.rows * n for n in (1, case.tokens, case.image_tokens, case.tokens + case.image_tokens)}
     backward = [node.outputs[0].shape for node in graphs[name].of("MatMul") if "Gradients" in node.scope]
@@ -191,7 +192,9 @@ def test_with_clip_gradients_are_taken_for_both_loras_only(graphs):
     assert counts["EmbeddingDenseBackward"] == counts["BiasAddGrad"] == 0, "no gradient of a frozen weight"
 
 
-@pytest.mark.parametrize(("name", "count"), [("step", 0), ("everything", 1), ("sharded", 1), ("with CLIP", 1)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("step", 0), ("everything", 1), ("sharded", 1), ("with CLIP", 1), ("levers", 1)]
+)
 def test_one_all_reduce_for_each_update(graphs, name, count):
     assert graphs[name].counts()["AllReduce"] == count
 

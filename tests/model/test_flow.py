@@ -5,13 +5,14 @@ import math
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from flux_db.data.timesteps import (
     drawn_sigma,
     flux_shift,
     loss_weights,
     nearest_index,
+    robust_table,
     shifted,
     timestep_fraction,
     timestep_index,
@@ -151,6 +152,35 @@ def test_loss_weights():
         got = loss_weights(scheme, sigmas.astype(np.float32))
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, weights, rtol=1e-6, err_msg=scheme)
+
+
+def test_robust_thresholds_by_sigma():
+    """The formulas of kohya's scripts: delta^sigma, and constant; huber is smooth_l1 times its threshold."""
+    sigmas = np.linspace(1.0, 0.0, 5)
+    assert robust_table("l2", 0.1, "constant", sigmas) is None
+    delta, scale = robust_table("huber", 0.1, "exponential", sigmas)
+    np.testing.assert_allclose(delta, [0.1, 10**-0.75, 10**-0.5, 10**-0.25, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(scale, 2 * delta, rtol=1e-6)
+    delta, scale = robust_table("smooth_l1", 0.1, "constant", sigmas)
+    assert delta.dtype == scale.dtype == np.float32
+    np.testing.assert_allclose([delta, scale], [[0.1] * 5, [2.0] * 5], rtol=1e-6)
+
+
+def test_a_robust_error_is_square_near_zero_and_linear_far_away(cpu):
+    class Error(nn.Cell):
+        def construct(self, d, delta, scale):
+            return flow.robust_error(d, ops.zeros_like(d), ops.ones_like(delta), delta, scale)
+
+    d = np.array([1e-4, 0.3, 50.0], np.float32)
+    one = np.ones(3, np.float32)
+    huber, smooth = (
+        Error()(Tensor(d.reshape(3, 1, 1)), Tensor(0.1 * one), Tensor(scale * one)).asnumpy() for scale in (0.2, 2.0)
+    )
+    wanted = np.sqrt(d.astype(np.float64) ** 2 + 0.01) - 0.1
+    np.testing.assert_allclose(huber, 0.2 * wanted, rtol=1e-6)
+    np.testing.assert_allclose(smooth, 2 * wanted, rtol=1e-6)
+    np.testing.assert_allclose(huber[0], d[0] ** 2, rtol=1e-5)
+    np.testing.assert_allclose(smooth[2], 2 * (d[2] - 0.1), rtol=1e-5)
 
 
 def test_position_ids():

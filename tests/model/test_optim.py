@@ -48,6 +48,45 @@ def snapshot(optimizer):
     return state | {p.name: p.asnumpy().tobytes() for p in optimizer.parameters}
 
 
+# --- running average ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adamw", "prodigy"])
+def test_the_average_is_that_of_diffusers_ema_model(name):
+    """Decay 0 at first, then (1 + n) / (10 + n) up to the one asked for; a skipped step leaves it as it is."""
+    starts, gradients = problem(steps=8, start_size=0.1)
+    optimizer = build(starts, optimizer=name, ema_decay=0.4)
+    assert np.array_equal(joined(optimizer.values(averaged=True)), joined(starts))
+    plain = build(starts, optimizer=name)
+    average, updates = None, 0
+    for i, gradient in enumerate(gradients):
+        skipped = i == 3
+        before = optimizer.ema.asnumpy().copy()
+        for one in (optimizer, plain):
+            update(one, joined(gradient), 1e-2, apply=not skipped)
+        assert np.array_equal(optimizer.weights.asnumpy(), plain.weights.asnumpy()), "the average changes no weight"
+        if skipped:
+            assert np.array_equal(optimizer.ema.asnumpy(), before)
+            continue
+        weights, n = optimizer.weights.asnumpy().astype(np.float64), updates
+        decay = 0.0 if n == 0 else min(0.4, (1 + n) / (10 + n))
+        average = weights if average is None else decay * average + (1 - decay) * weights
+        updates += 1
+        np.testing.assert_allclose(optimizer.ema.asnumpy(), average, rtol=1e-5, atol=1e-8)
+
+
+def test_layers_have_the_average_only_while_it_is_asked_for():
+    starts, gradients = problem(steps=3, start_size=0.1)
+    optimizer = build(starts, ema_decay=0.9)
+    for gradient in gradients:
+        update(optimizer, joined(gradient), 1e-2)
+    own, average = weights(optimizer), optimizer.values(averaged=True)
+    with optimizer.average_in_layers():
+        assert all(np.array_equal(a, b) for a, b in zip(weights(optimizer), average, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(weights(optimizer), own, strict=True))
+    assert not np.array_equal(joined(own), joined(average))
+
+
 # --- AdamW -------------------------------------------------------------------------------------------------------
 
 

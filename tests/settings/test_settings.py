@@ -31,6 +31,7 @@ FLAG_NAMES = """
 pretrained_model_name_or_path revision variant cache_dir
 instance_data_dir instance_prompt class_data_dir class_prompt with_prior_preservation prior_loss_weight num_class_images
 dataset_name dataset_config_name image_column caption_column trigger_word alpha_background
+preserve_class preserve_weight
 max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
 dataloader_num_workers
 aspect_ratio_buckets max_buckets cache_crops mask_dir alpha_mask unmasked_weight caption_dropout
@@ -39,15 +40,16 @@ lora_rank_pattern init_lora init_lora_resize init_lora_transformer_only lora_lr_
 train_text_encoder text_encoder_lr adam_weight_decay_text_encoder text_encoder_rank text_encoder_layers
 text_encoder_steps
 guidance_scale weighting_scheme logit_mean logit_std timestep_sampling sigmoid_scale flow_shift mode_scale
+loss huber_delta huber_schedule
 train_batch_size gradient_accumulation_steps num_train_epochs max_train_steps optimizer learning_rate scale_lr
 lr_scheduler lr_warmup_steps lr_num_cycles lr_power
-adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm
+adam_beta1 adam_beta2 adam_weight_decay adam_epsilon max_grad_norm ema_decay
 validation_prompt validation_prompts_file num_validation_images validation_epochs validation_steps validation_size
 validation_inference_steps validation_guidance validation_seed validation_data_dir validation_share keep_best
 score_steps score_dino score_clip
 output_dir dry_run
 seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
-upcast_before_saving report_to logging_dir
+upcast_before_saving ema_export report_to logging_dir
 push_to_hub hub_model_id hub_private
 device mixed_precision gradient_checkpointing jit_level distributed shard_base deterministic
 compile_cache compile_cache_dir
@@ -459,6 +461,32 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             ["--sigmoid_scale=2"],
             "--sigmoid_scale 2: not used with --timestep_sampling scheme; leave it out",
         ),
+        (["--preserve_weight=2"], "--preserve_weight 2: needs --preserve_class; add that or leave it out"),
+        (["--preserve_class= "], "--preserve_class is empty: give it a value or leave it out"),
+        (
+            ["--preserve_class=cat"],
+            "--preserve_class cat: no word for the subject right before cat in --instance_prompt a photo of sks dog;"
+            " give it as --trigger_word",
+        ),
+        (
+            ["--preserve_class=sks dog", "--trigger_word=sks"],
+            "--preserve_class sks dog: holds the trigger sks, so it names the subject; give the class alone",
+        ),
+        (
+            ["--preserve_class=", "--caption_dropout=0.1"],
+            '--caption_dropout 0.1: trains the empty prompt, which --preserve_class "" holds to the base model;'
+            " leave one of them out",
+        ),
+        (
+            ["--preserve_class=dog", "--with_prior_preservation", "--class_data_dir=c", "--class_prompt=a dog"],
+            "--preserve_class dog: --with_prior_preservation keeps the class too, by pictures of it; leave one of them"
+            " out",
+        ),
+        (["--ema_decay=1"], "--ema_decay 1.0: must be above 0 and below 1"),
+        (["--ema_export"], "--ema_export: needs --ema_decay, which makes the average; add that or leave it out"),
+        (["--huber_delta=0.5"], "--huber_delta 0.5: not used with --loss l2; leave it out"),
+        (["--huber_schedule=constant"], "--huber_schedule constant: not used with --loss l2; leave it out"),
+        (["--loss=huber", "--huber_delta=0"], "--huber_delta 0.0: must be above 0, up to 1000"),
         (
             ["--compile_cache=off", "--compile_cache_dir=graphs"],
             "--compile_cache_dir graphs: not used with --compile_cache off; leave one of them out",
