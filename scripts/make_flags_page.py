@@ -71,9 +71,11 @@ def _names(flag: Flag) -> str:
 
 
 def _value(flag: Flag) -> str:
-    kind = _without_none(flag.annotation)
-    if flag.alone is not None:
-        return f"text; alone: `{flag.alone}`"
+    alone = f"; alone: `{flag.alone}`" if flag.alone is not None else ""
+    return _kind(_without_none(flag.annotation)) + alone
+
+
+def _kind(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:

@@ -28,9 +28,10 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 PACKAGES = {
     "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml png_text stream"
     " streams errors atomic file_memo interrupt line_file child weight_file",
-    "settings": "schema derived command_line resume_rules secrets",
-    "model": "expected_weights part_weights model_folder parts identity device lazy_mindone quiet compile_cache"
-    " formulations device_kernels operators runtime empty_network gathered_linear sharding filling loading flow optim"
+    "settings": "schema derived subject_word command_line resume_rules secrets",
+    "model": "expected_weights part_weights model_folder parts picture_processor scoring_folder identity device"
+    " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime"
+    " empty_network gathered_linear sharding filling loading flow optim"
     " dropout adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
@@ -39,8 +40,9 @@ PACKAGES = {
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
     "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "brush creatures things places world judge tiny_model pictures",
-    "score": "prompts judged runs",
-    "training": "build class_pictures earlier resume prepare snapshot failure checkpoints text_vectors sample_rounds"
+    "score": "samples measures prompts judged encoders embedded scorer runs",
+    "training": "build class_pictures earlier resume scoring prepare snapshot failure checkpoints text_vectors"
+    " sample_rounds"
     " validation_loss validation compiling loop run"
     " worker_logs launch",
     "graph": "ir ascend_graph",
@@ -148,7 +150,7 @@ def test_neither_torch_nor_pickle(name):
 
 # Of no single package: the program as a whole, the repository, and what tests share.
 WHOLE = "test_docs test_endings test_full_disk test_fuzz test_repo test_signals"
-SHARED = "conftest fake_hub picture_files program step_formula world"
+SHARED = "conftest fake_hub picture_files program scoring_models step_formula world"
 
 
 def test_tests_mirror_the_packages():

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from flux_db.check.model import check_model
 from flux_db.errors import UserError
+from flux_db.model import scoring_folder
 from flux_db.problem import Problem
-from flux_db.settings.derived import has_trigger, raw_validation_prompts
+from flux_db.settings.derived import has_trigger, raw_validation_prompts, validation_prompts
 from flux_db.settings.schema import TRACKERS, Config
+from flux_db.settings.subject_word import names_subject, word_of
 
 
 def check_files(config: Config) -> list[Problem]:
@@ -30,7 +32,8 @@ def check_files(config: Config) -> list[Problem]:
         problems += _creation_problems("encode_cache_dir", data.encode_cache_dir)
     if config.validation.validation_data_dir is not None:
         problems += _reading_problems("validation_data_dir", config.validation.validation_data_dir)
-    return problems + _prompts_file_problems(config) + _missing_trackers(config) + _resume_problems(config)
+    problems += _prompts_file_problems(config) + _score_problems(config)
+    return problems + _missing_trackers(config) + _resume_problems(config)
 
 
 def _prompts_file_problems(config: Config) -> list[Problem]:
@@ -46,6 +49,35 @@ def _prompts_file_problems(config: Config) -> list[Problem]:
         return [Problem(text, flag="validation_prompts_file", also=("trigger_word",))]
     text = f"--validation_prompts_file {file}: has no prompt in it"
     return [] if prompts else [Problem(text, flag="validation_prompts_file")]
+
+
+def _score_problems(config: Config) -> list[Problem]:
+    """Of the networks that score samples; one on the hub has problems only after the download."""
+    validation = config.validation
+    if validation.score_steps is None:
+        return []
+    problems, word = [], word_of(config)
+    networks = {"score_dino": ("dinov2", validation.score_dino), "score_clip": ("clip", validation.score_clip)}
+    for flag, (network, name) in networks.items():
+        if name is not None:
+            texts = list(filter(None, [scoring_folder.name_problem(name)]))
+            if os.path.isdir(name):
+                texts = scoring_folder.problems(Path(name), network)
+            problems += [Problem(f"--{flag} {name}: {text}", flag=flag) for text in texts]
+    if word is not None and (validation.score_dino or validation.score_clip):
+        problems += _subject_problems(config, word)
+    return problems
+
+
+def _subject_problems(config: Config, word: str) -> list[Problem]:
+    try:
+        prompts = validation_prompts(config)
+    except UserError:
+        return []  # reported with the prompts
+    if not prompts or any(names_subject(prompt, word) for prompt in prompts):
+        return []
+    text = f"--validation_prompt: none names the subject, {word}, so no sample can be scored; add such a prompt"
+    return [Problem(text, flag="validation_prompt", also=("validation_prompts_file", "score_steps", "trigger_word"))]
 
 
 def _missing_trackers(config: Config) -> list[Problem]:

@@ -13,8 +13,9 @@ from flux_db.data import buckets
 from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
-from flux_db.settings.derived import background, has_trigger, recomputed
+from flux_db.settings.derived import background, has_trigger, instance_prompt, recomputed
 from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, LossConfig, to_flat_dict
+from flux_db.settings.subject_word import word_of
 from flux_db.size import parse_size
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
@@ -43,7 +44,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     _from(
         1,
         10**9,
-        "num_train_epochs lr_num_cycles validation_epochs validation_steps checkpointing_steps"
+        "num_train_epochs lr_num_cycles validation_epochs validation_steps score_steps checkpointing_steps"
         " checkpoints_total_limit max_skipped_steps",
     ),
     _from(1, 4096, "rank text_encoder_rank"),  # the sides of most layers of FLUX.1 are 3072
@@ -391,12 +392,49 @@ def _validation_problems(config: Config) -> list[Problem]:
             ("validation_data_dir",),
         ),
         _Rule(
-            validation.keep_best and not validation.has_held_out,
+            validation.keep_best == "loss" and not validation.has_held_out,
             "keep_best",
             ": needs --validation_data_dir or --validation_share to measure what is best",
             ("validation_data_dir", "validation_share"),
         ),
+        *_score_rules(config),
     )
+
+
+def _score_rules(config: Config) -> list[_Rule]:
+    validation, steps = config.validation, config.validation.score_steps
+    networks = {name: getattr(validation, name) for name in ("score_dino", "score_clip")}
+    prompts = ("validation_prompt", "validation_prompts_file")
+    return [
+        _Rule(
+            validation.keep_best == "score" and steps is None,
+            "keep_best",
+            " score: needs --score_steps, which measures what is best",
+            ("score_steps",),
+        ),
+        _Rule(
+            steps is not None and not any(getattr(validation, name) for name in prompts),
+            "score_steps",
+            f" {steps}: needs --validation_prompt or --validation_prompts_file, whose samples are scored",
+            prompts,
+        ),
+        *(
+            _Rule(
+                value is not None and steps is None,
+                name,
+                f" {value}: needs --score_steps; add that or leave --{name} out",
+                ("score_steps",),
+            )
+            for name, value in networks.items()
+        ),
+        _Rule(
+            steps is not None and any(networks.values()) and word_of(config) is None,
+            "score_steps",
+            f' {steps}: --instance_prompt "{instance_prompt(config)}" has no rare word, such as sks, that tells samples'
+            " of the subject from others; name it with --trigger_word",
+            ("instance_prompt", "trigger_word", "class_prompt"),
+        ),
+    ]
 
 
 def _unknown_trackers(config: Config) -> list[Problem]:

@@ -90,31 +90,56 @@ def doctor(arguments: argparse.Namespace) -> int:
 def score_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="output folder of a run, or a folder of pictures drawn by generate")
     parser.add_argument(
-        "--instance_data_dir", type=Path, metavar="FOLDER", help="of a folder of pictures: the training pictures"
+        "--dino",
+        metavar="FOLDER",
+        help="DINOv2 as a folder or its name on the hub, such as facebook/dinov2-base: measures DINO, PRES and DIV",
+    )
+    parser.add_argument(
+        "--clip",
+        metavar="FOLDER",
+        help="CLIP as a folder or its name on the hub, such as openai/clip-vit-large-patch14: measures CLIP-I, and "
+        "CLIP-T with the prompt without the subject's word",
+    )
+    parser.add_argument(
+        "--instance_data_dir",
+        type=Path,
+        metavar="FOLDER",
+        help="the training pictures; of a run, its settings name them",
     )
     parser.add_argument(
         "--instance_prompt",
-        default="a photo of sks dog",
-        help='of a folder of pictures (default: "a photo of sks dog")',
+        help='prompt that names the subject; of a run, its own (default for a folder: "a photo of sks dog")',
     )
+    parser.add_argument("--trigger_word", help="the subject's word, if it is not a rare one such as sks")
+    parser.add_argument("--device", choices=["auto", "Ascend", "CPU"], default="auto", help="default: auto")
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Score samples of the small model by its judge: the subject, the prompts, the class, diversity, copies.
+    """Score samples: the subject, the prompts, the class, diversity, copies.
 
-    Of a run, every round of samples is scored; the result is stored in scores.json and shown in report.html."""
+    By the features of DINOv2 and CLIP (--dino, --clip; DreamBooth's measures DINO, CLIP-I, CLIP-T, PRES and DIV), or,
+    without both, by the judge of the small model's drawn world. Of a run, every round of samples is scored; the result
+    is stored in scores.json and shown in report.html."""
     from flux_db.output_folder import CONFIG
     from flux_db.report.run_page import write_report
-    from flux_db.score.runs import as_table, score_folder, score_run
+    from flux_db.score.runs import Given, as_table, score_folder, score_run
+    from flux_db.score.scorer import locate
 
     folder = arguments.folder
-    if arguments.instance_data_dir is not None:
-        rounds = [score_folder(folder, arguments.instance_data_dir, arguments.instance_prompt)]
-    elif (folder / CONFIG).is_file():
-        rounds = score_run(folder)
+    given = Given(
+        pictures=arguments.instance_data_dir, prompt=arguments.instance_prompt, trigger_word=arguments.trigger_word
+    )
+    folders = locate(arguments.dino, arguments.clip)
+    if folders:
+        from flux_db.model import runtime
+        from flux_db.settings.schema import RuntimeConfig
+
+        runtime.start(RuntimeConfig(device=arguments.device), alone=True)
+    if (folder / CONFIG).is_file():
+        rounds = score_run(folder, given, folders)
         write_report(folder)
     else:
-        raise UserError(f"{folder}: no run in it; for a folder of pictures give --instance_data_dir as well")
+        rounds = [score_folder(folder, given, folders)]
     print(as_table(rounds))
 
 

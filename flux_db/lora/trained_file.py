@@ -29,6 +29,8 @@ class Facts:
     """Pictures of the subject."""
     global_batch: int
     """Pictures behind one optimizer step, over all devices."""
+    kept_for: str | None = None
+    """Of the best LoRA: what it is best in."""
 
 
 def lora_file(tensors: Mapping[str, np.ndarray], config: Config, facts: Facts, precision: str = "no") -> bytes:
@@ -60,6 +62,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "pictures": facts.pictures,
         "global_batch": facts.global_batch,
         "config_hash": settings_hash(config, facts.global_batch),
+        "kept_for": facts.kept_for,
         "modelspec.architecture": architecture,
         "modelspec.resolution": f"{data.resolution}x{data.resolution}",
         "modelspec.trigger_phrase": data.trigger_word,

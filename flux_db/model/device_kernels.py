@@ -164,6 +164,11 @@ def linspace(start, end, steps, *, dtype=None):
     return ops.linspace(start, end, steps).astype(dtype if dtype is not None else ms.float32)
 
 
+def randn(*size):
+    """For the start values of layers, which the weight files replace."""
+    return ops.StandardNormal()(size)
+
+
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
     # [B, C, H, W] -> [B, G, C/G*H*W]: normalising a group is a LayerNorm over its row
     rows = input.reshape(input.shape[0], num_groups, -1)

@@ -9,15 +9,15 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.nn.utils import no_init_parameters
 
-_TEXT_ENCODERS = ("CLIPTextModel", "T5EncoderModel")
+_OF_TRANSFORMERS = ("CLIPTextModel", "T5EncoderModel", "Dinov2Model", "CLIPModel")
 
 
 def empty_network(kind: str, part: Path, dtype: ms.Type) -> nn.Cell:
     """The network of a part's config.json, with the attributes that mindone's `from_pretrained` gives it."""
-    if kind in _TEXT_ENCODERS:
+    if kind in _OF_TRANSFORMERS:
         import mindone.transformers as library
 
-        return _text_encoder(getattr(library, kind), part, dtype)
+        return _transformers_network(getattr(library, kind), part, dtype)
     import mindone.diffusers as library
 
     return _diffusers_network(getattr(library, kind), part)
@@ -25,7 +25,7 @@ def empty_network(kind: str, part: Path, dtype: ms.Type) -> nn.Cell:
 
 def parameter_dtype(network: nn.Cell, name: str, dtype: ms.Type) -> ms.Type:
     """The type of one parameter in a network of this type: in fp16, mindone keeps some of T5's layers in float32."""
-    if type(network).__name__ not in _TEXT_ENCODERS:  # of the others it keeps none
+    if type(network).__name__ not in _OF_TRANSFORMERS:  # of the others it keeps none
         return dtype
     kept = set(network._keep_in_fp32_modules or ()) if dtype == ms.float16 else set()
     if dtype in (ms.float16, ms.bfloat16):
@@ -41,7 +41,7 @@ def _diffusers_network(network_class: Any, part: Path) -> nn.Cell:
     return network
 
 
-def _text_encoder(network_class: Any, part: Path, dtype: ms.Type) -> nn.Cell:
+def _transformers_network(network_class: Any, part: Path, dtype: ms.Type) -> nn.Cell:
     config = network_class.config_class.from_pretrained(str(part), local_files_only=True)
     config.dtype = str(dtype).lower()
     config.name_or_path = str(part)

@@ -1,4 +1,5 @@
-"""The tensors that a network of FLUX.1 needs from its weight files, by name and shape, worked out from its config.json.
+"""The tensors that a network needs from its weight files, by name and shape, worked out from its config.json: the
+networks of FLUX.1, and those that score its samples.
 
 mindone gives a parameter that no file holds a random value and goes on. So the files are compared with this description
 first, without MindSpore and within milliseconds; a test holds it against mindone's own classes. The names are those in
@@ -29,11 +30,14 @@ _TIED = {("text_encoder_2", "encoder.embed_tokens.weight"): "shared.weight"}
 _EXTRAS = {
     "text_encoder": re.compile(r"text_model\.embeddings\.position_ids|text_projection\.weight"),
     "text_encoder_2": re.compile(r"decoder\..*"),
+    "clip": re.compile(r"(text|vision)_model\.embeddings\.position_ids"),
 }
 
 
 def expected_weights(part: str, config: Config) -> Shapes:
-    """Names and shapes for one of the four networks, by the name of its folder; a ValueError names a bad setting."""
+    """Names and shapes for a network: one of the four of FLUX.1, by the name of its folder, or dinov2 or clip.
+
+    A ValueError names a bad setting."""
     return _NETWORKS[part](config)
 
 
@@ -114,14 +118,9 @@ def _single_block(name: str, width: int, head: int) -> Shapes:
 
 def _clip(config: Config) -> Shapes:
     if config.get("model_type") == "clip":  # of a whole CLIP, whose text half counts
-        config = config.get("text_config")
-        if not isinstance(config, Mapping):
-            raise ValueError("text_config must be an object")
-    width = _whole(config, "hidden_size", 512)
+        config = _half(config, "text_config")
+    width = _width(config, 512, 8)
     inner = _whole(config, "intermediate_size", 2048)
-    heads = _whole(config, "num_attention_heads", 8)  # they show in no shape
-    if width % heads:
-        raise ValueError(f"num_attention_heads {heads}: hidden_size {width} is not a multiple of it")
     return _joined(
         _table("text_model.embeddings.token_embedding", _whole(config, "vocab_size", 49408), width),
         _table("text_model.embeddings.position_embedding", _whole(config, "max_position_embeddings", 77), width),
@@ -174,6 +173,84 @@ def _t5_block(name: str, width: int, projected: int, inner: int, gated: bool) ->
         _linear(f"{feed_forward}.DenseReluDense.wo", inner, width, bias=False),
         _scale(f"{feed_forward}.layer_norm", width),
     )
+
+
+# ---- The networks that score samples ----
+
+
+def _dinov2(config: Config) -> Shapes:
+    width = _width(config, 768, 12)
+    inner = width * _whole(config, "mlp_ratio", 4)
+    patch = _whole(config, "patch_size", 14)
+    positions = (_whole(config, "image_size", 224) // patch) ** 2 + 1
+    bias, gated = _switch(config, "qkv_bias", True), _switch(config, "use_swiglu_ffn", False)
+    return _joined(
+        {"embeddings.cls_token": (1, 1, width), "embeddings.position_embeddings": (1, positions, width)},
+        {"embeddings.mask_token": (1, width)} if _switch(config, "use_mask_token", True) else {},
+        _conv("embeddings.patch_embeddings.projection", _whole(config, "num_channels", 3), width, kernel=patch),
+        *(
+            _dinov2_layer(f"encoder.layer.{i}", width, inner, bias=bias, gated=gated)
+            for i in range(_layers(config, "num_hidden_layers", 12))
+        ),
+        _norm("layernorm", width),
+    )
+
+
+def _dinov2_layer(name: str, width: int, inner: int, *, bias: bool, gated: bool) -> Shapes:
+    # of the gated kind two thirds are left, in multiples of 8
+    half = (int(inner * 2 / 3) + 7) // 8 * 8
+    layers = {"weights_in": (width, 2 * half), "weights_out": (half, width)}
+    layers = layers if gated else {"fc1": (width, inner), "fc2": (inner, width)}
+    return _joined(
+        _norm(f"{name}.norm1", width),
+        *(
+            _linear(f"{name}.attention.attention.{which}", width, width, bias=bias)
+            for which in ("query", "key", "value")
+        ),
+        _linear(f"{name}.attention.output.dense", width, width),
+        *({f"{name}.layer_scale{i}.lambda1": (width,)} for i in (1, 2)),
+        _norm(f"{name}.norm2", width),
+        *(_linear(f"{name}.mlp.{layer}", *sides) for layer, sides in layers.items()),
+    )
+
+
+def _whole_clip(config: Config) -> Shapes:
+    """Text and pictures, projected into one space."""
+    text, vision = _half(config, "text_config"), _half(config, "vision_config")
+    width, patch = _width(vision, 768, 12), _whole(vision, "patch_size", 32)
+    inner, projected = _whole(vision, "intermediate_size", 3072), _whole(config, "projection_dim", 512)
+    return _joined(
+        {"logit_scale": (), "vision_model.embeddings.class_embedding": (width,)},
+        _clip(text),
+        {"vision_model.embeddings.patch_embedding.weight": (width, _whole(vision, "num_channels", 3), patch, patch)},
+        _table(
+            "vision_model.embeddings.position_embedding", (_whole(vision, "image_size", 224) // patch) ** 2 + 1, width
+        ),
+        _norm("vision_model.pre_layrnorm", width),
+        *(
+            _clip_layer(f"vision_model.encoder.layers.{i}", width, inner)
+            for i in range(_layers(vision, "num_hidden_layers", 12))
+        ),
+        _norm("vision_model.post_layernorm", width),
+        _linear("visual_projection", width, projected, bias=False),
+        _linear("text_projection", _whole(text, "hidden_size", 512), projected, bias=False),
+    )
+
+
+def _half(config: Config, name: str) -> Config:
+    half = config.get(name)
+    if not isinstance(half, Mapping):
+        raise ValueError(f"{name} must be an object")
+    return half
+
+
+def _width(config: Config, width: int, heads: int) -> int:
+    """The network's width, which must be a multiple of its heads: they show in no shape."""
+    width = _whole(config, "hidden_size", width)
+    heads = _whole(config, "num_attention_heads", heads)
+    if width % heads:
+        raise ValueError(f"num_attention_heads {heads}: hidden_size {width} is not a multiple of it")
+    return width
 
 
 # ---- The VAE ----
@@ -246,6 +323,8 @@ _NETWORKS: dict[str, Callable[[Config], Shapes]] = {
     "text_encoder": _clip,
     "text_encoder_2": _t5,
     "vae": _vae,
+    "dinov2": _dinov2,
+    "clip": _whole_clip,
 }
 
 

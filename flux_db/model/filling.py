@@ -63,8 +63,7 @@ def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE)
     Returns the names of the parameters that the files do not hold. If there are any, nothing was filled: the network
     has no weights then, and cannot be used.
     """
-    part = chosen.file.parent.name
-    stored = _stored(chosen)
+    label, stored = chosen.network, _stored(chosen)
     parameters = {_torch_name(name): parameter for name, parameter in network.parameters_and_names()}
     if missing := [name for name, parameter in parameters.items() if not _fits(stored.get(name), parameter)]:
         return missing
@@ -82,7 +81,7 @@ def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE)
     # each file from its beginning to its end
     assignments.sort(key=lambda one: (one.source.file.path, one.source.start))
     with (
-        tqdm(total=total, desc=part, unit="B", unit_scale=True, delay=BAR_AFTER_SECONDS, dynamic_ncols=True) as bar,
+        tqdm(total=total, desc=label, unit="B", unit_scale=True, delay=BAR_AFTER_SECONDS, dynamic_ncols=True) as bar,
         ThreadPoolExecutor(READERS) as pool,
     ):
         for one, values in zip(assignments, pool.map(_read, assignments), strict=True):
@@ -95,7 +94,7 @@ def _stored(chosen: Chosen) -> dict[str, Stored]:
     """The tensors of the files by the names that the network has for them."""
     found = {name: Stored(file, name) for file in open_files(chosen) for name in file.entries}
     # of two names for the same tensor one suffices, and the network's own goes first
-    return {own_name(chosen.file.parent.name, name): stored for name, stored in found.items()} | found
+    return {own_name(chosen.network, name): stored for name, stored in found.items()} | found
 
 
 def _fits(stored: Stored | None, parameter: Parameter) -> bool:
@@ -115,5 +114,5 @@ def _assign(one: Assignment, values: np.ndarray) -> None:
 
 
 def _torch_name(name: str) -> str:
-    owner, _, last = name.rpartition(".")
-    return f"{owner}.{_TORCH_NAMES.get(last, last)}"
+    owner, dot, last = name.rpartition(".")
+    return f"{owner}{dot}{_TORCH_NAMES.get(last, last)}"

@@ -1,4 +1,4 @@
-"""The parts of a FLUX.1 folder, loaded one at a time."""
+"""The parts of a FLUX.1 folder, and the networks that score its samples, loaded one at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from mindspore import nn
 
 from flux_db.errors import UserError
-from flux_db.model import parts
+from flux_db.model import parts, scoring_folder
 from flux_db.model.empty_network import empty_network
 from flux_db.model.filling import fill
-from flux_db.model.part_weights import choose, some
+from flux_db.model.part_weights import Chosen, choose, some
 from flux_db.model.quiet import quiet
 from flux_db.weight_file import WHOLE, Share
 
@@ -30,11 +30,14 @@ _FAULTS = (OSError, ValueError, TypeError, KeyError, AttributeError, NotImplemen
 def _load(kind: str, folder: Path, part: str, dtype: ms.Type, variant: str | None, share: Share = WHOLE) -> nn.Cell:
     if problems := parts.part_problems(folder / part, variant):
         raise UserError([f"{folder}: {problem}" for problem in problems])
-    chosen = choose(folder / part, variant)
+    return _fill(kind, folder / part, choose(folder / part, variant), dtype, share)
+
+
+def _fill(kind: str, part: Path, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE) -> nn.Cell:
     # a local folder must never cause a network call
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with quiet(), _blame(folder / part):
-        network = empty_network(kind, folder / part, dtype)
+    with quiet(), _blame(part):
+        network = empty_network(kind, part, dtype)
     # whatever the checks before have found, the network itself is asked what it needs
     if missing := fill(network, chosen, dtype, share):
         raise UserError(f"{chosen.file}: {kind} lacks weights that mindone did not find in it: {some(missing)}")
@@ -72,6 +75,29 @@ def load_t5(folder: Path, dtype: ms.Type, variant: str | None = None) -> nn.Cell
     return _load("T5EncoderModel", folder, "text_encoder_2", dtype, variant)
 
 
+def load_dinov2(folder: Path, dtype: ms.Type) -> nn.Cell:
+    return _load_scoring("Dinov2Model", folder, "dinov2", dtype)
+
+
+def load_whole_clip(folder: Path, dtype: ms.Type) -> nn.Cell:
+    """Both halves, for pictures and for texts."""
+    return _load_scoring("CLIPModel", folder, "clip", dtype)
+
+
+def _load_scoring(kind: str, folder: Path, network: str, dtype: ms.Type) -> nn.Cell:
+    if problems := scoring_folder.problems(folder, network):
+        raise UserError([f"{folder}: {problem}" for problem in problems])
+    return _fill(kind, folder, choose(folder, None, network), dtype)
+
+
+def load_clip_tokenizer(folder: Path) -> Any:
+    with quiet():
+        from transformers import CLIPTokenizer
+
+        with _blame(folder):
+            return CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
 def load_scheduler(folder: Path) -> Any:
     with quiet():
         from mindone.diffusers import FlowMatchEulerDiscreteScheduler
@@ -83,10 +109,9 @@ def load_scheduler(folder: Path) -> Any:
 def load_tokenizers(folder: Path) -> tuple[Any, Any]:
     """(CLIP's, T5's)"""
     with quiet():
-        from transformers import CLIPTokenizer, T5TokenizerFast
+        from transformers import T5TokenizerFast
 
-        with _blame(folder / "tokenizer"):
-            clip = CLIPTokenizer.from_pretrained(str(folder / "tokenizer"), local_files_only=True)
+        clip = load_clip_tokenizer(folder / "tokenizer")
         with _blame(folder / "tokenizer_2"):
             return clip, T5TokenizerFast.from_pretrained(str(folder / "tokenizer_2"), local_files_only=True)
 

@@ -15,12 +15,13 @@ from typing import Any
 
 from flux_db.errors import UserError
 from flux_db.model import device_kernels as kernels
-from flux_db.model import formulations
+from flux_db.model import dinov2, formulations
 
 _FLUX = "mindone.diffusers.models.transformers.transformer_flux"
 _NORMS = "mindone.diffusers.models.normalization"
 _VAE_ATTENTION = "mindone.diffusers.models.attention_processor:Attention"
 _LORA = "mindone.peft.tuners.lora.layer:Linear"
+_DINOV2 = "mindone.transformers.models.dinov2.modeling_dinov2"
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ _EVERYWHERE = (
     Place("mindone.transformers.models.t5.modeling_t5:T5Attention", "compute_bias", formulations.t5_compute_bias),
     Place(_VAE_ATTENTION, "scaled_dot_product_attention", formulations.vae_attention),
     Place(_LORA, "construct", formulations.lora_linear_construct),
+    Place(f"{_DINOV2}:Dinov2PatchEmbeddings", "construct", dinov2.patches_construct),
+    Place(f"{_DINOV2}:Dinov2Embeddings", "construct", dinov2.embeddings_construct),
+    Place(f"{_DINOV2}:Dinov2Embeddings", "interpolate_pos_encoding", dinov2.positions),
+    Place(f"{_DINOV2}:Dinov2SelfAttention", "construct", dinov2.attention_construct),
+    Place(f"{_DINOV2}:Dinov2SwiGLUFFN", "construct", dinov2.swiglu_construct),
 )
 
 
@@ -94,7 +100,7 @@ def _by_device(attend: Any, rms_norm: Any, activate: Any, split_tokens: Any) -> 
     )
 
 
-_MINT = ("arange", "split", "chunk", "outer", "stack", "full", "zeros", "ones", "linspace")
+_MINT = ("arange", "split", "chunk", "outer", "stack", "full", "zeros", "ones", "linspace", "randn")
 _ON_CPU = (
     *_by_device(kernels.attend_on_cpu, kernels.rms_norm_on_cpu, kernels.activate_on_cpu, kernels.split_tokens_on_cpu),
     *(Place("mindspore.mint", name, getattr(kernels, name)) for name in _MINT),

@@ -26,6 +26,10 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 GUIDANCE = "time_text_embed.guidance_embedder."
 INCOMPLETE = "the download may be incomplete"
 
+# The classes of these are in mindone.transformers; of the others in mindone.diffusers.
+SCORING = ("dinov2", "clip")
+OF_TRANSFORMERS = ("text_encoder", "text_encoder_2", *SCORING)
+
 # In a message about many.
 NAMES_SHOWN = 3
 MOST_SHARDS = 1000
@@ -38,6 +42,8 @@ class Chosen(NamedTuple):
     """The weights, or the index of several files."""
     variant: str | None
     """None: the plain files."""
+    network: str
+    """Which one, as `expected_weights` knows it."""
 
     @property
     def is_index(self) -> bool:
@@ -51,12 +57,16 @@ class Held(NamedTuple):
     problems: list[str]
 
 
-def choose(part: Path, variant: str | None) -> Chosen | None:
-    """A variant's files go before the plain ones; of index and single file, what mindone's class looks for first."""
+def choose(part: Path, variant: str | None, network: str | None = None) -> Chosen | None:
+    """A variant's files go before the plain ones; of index and single file, what mindone's class looks for first.
+
+    `network`: where the folder's name does not say which it is.
+    """
+    network = network or part.name
     for wanted in dict.fromkeys((variant, None)):
-        for name in _names(part, wanted):
+        for name in _names(network, wanted):
             if os.path.isfile(part / name):
-                return Chosen(part / name, wanted)
+                return Chosen(part / name, wanted, network)
     return None
 
 
@@ -67,22 +77,25 @@ def variants(part: Path) -> list[str | None]:
     return [*([None] if choose(part, None) else []), *sorted({match[1] for match in found if match})]
 
 
-def weight_problems(part: Path, variant: str | None, config: Mapping[str, Any] | None) -> list[str]:
+def weight_problems(
+    part: Path, variant: str | None, config: Mapping[str, Any] | None, network: str | None = None
+) -> list[str]:
     """All that is wrong with a part's weights; without a config, only with the files themselves."""
-    chosen = choose(part, variant)
+    chosen = choose(part, variant, network)
     if chosen is None:
-        return _no_weights(part)
+        return _no_weights(part, network or part.name)
     if old := _old_index(part, chosen):
-        return [f"{part.name}/{old} has the form of old versions; rename it to {_names(part, chosen.variant)[0]}"]
+        new = _names(chosen.network, chosen.variant)[0]
+        return [f"{part.name}/{old} has the form of old versions; rename it to {new}"]
     held = read_headers(chosen)
     problems = [f"{problem}; {INCOMPLETE}" for problem in held.problems]
     if config is None:
         return problems
     try:
-        expected = expected_weights(part.name, config)
+        expected = expected_weights(chosen.network, config)
     except ValueError as problem:
         return [*problems, f"{part.name}/config.json: {problem}; fetch it again"]
-    return problems or _differences(chosen.file, expected, held.entries)
+    return problems or _differences(chosen, expected, held.entries)
 
 
 def read_headers(chosen: Chosen) -> Held:
@@ -127,10 +140,10 @@ def some(names: Iterable[str]) -> str:
 # ---- which files ----
 
 
-def _names(part: Path, variant: str | None) -> list[str]:
+def _names(network: str, variant: str | None) -> list[str]:
     infix = f".{variant}" if variant else ""
     # mindone's diffusers classes look for an index first, its transformers classes for a single file
-    if part.name.startswith("text_encoder"):
+    if network in OF_TRANSFORMERS:
         return [f"model{infix}.safetensors", f"model.safetensors.index{infix}.json"]
     stem = "diffusion_pytorch_model"
     return [f"{stem}.safetensors.index{infix}.json", f"{stem}{infix}.safetensors"]
@@ -138,21 +151,21 @@ def _names(part: Path, variant: str | None) -> list[str]:
 
 def _old_index(part: Path, chosen: Chosen) -> str | None:
     """An index that mindone would prefer to the single file of a variant."""
-    if chosen.variant is None or chosen.is_index or part.name.startswith("text_encoder"):
+    if chosen.variant is None or chosen.is_index or chosen.network in OF_TRANSFORMERS:
         return None
     stem, ending = chosen.file.name.split(".")[0], "index.json"
     old = (f"{stem}.{chosen.variant}.safetensors.{ending}", f"{stem}.safetensors.{chosen.variant}.{ending}")
     return next((name for name in old if os.path.lexists(part / name)), None)
 
 
-def _no_weights(part: Path) -> list[str]:
-    names = sorted(_names(part, None), key=len)
+def _no_weights(part: Path, network: str) -> list[str]:
+    names = sorted(_names(network, None), key=len)
     for name in names:
         if os.path.lexists(part / name):  # a pipe, a folder, a link to nothing
             return [f"{problem}; {INCOMPLETE}" for problem in _read_file(part / name).problems]
     others = sorted(path.name for path in part.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".gguf"))
     hint = f"{others[0]} is of another format, which is never loaded" if others else INCOMPLETE
-    if found := variants(part):
+    if network not in SCORING and (found := variants(part)):
         hint = f"there are those of a variant: add --variant {found[0]}"
     return [f"{part.name} has no weights ({' or '.join(names)}); {hint}"]
 
@@ -231,8 +244,8 @@ def _is_plain_name(shard: object) -> bool:
 # ---- comparing ----
 
 
-def _differences(file: Path, expected: Shapes, entries: Mapping[str, Entry]) -> list[str]:
-    part, name = file.parent.name, short_name(file)
+def _differences(chosen: Chosen, expected: Shapes, entries: Mapping[str, Entry]) -> list[str]:
+    part, name = chosen.network, short_name(chosen.file)
     held = {tensor: entry for tensor, entry in entries.items() if not is_extra(part, tensor)}
     wanted = {tensor: expected.get(own_name(part, tensor)) for tensor in held}
     known = {own_name(part, tensor) for tensor in held}

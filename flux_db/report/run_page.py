@@ -18,7 +18,7 @@ from flux_db.output_folder import LORA_FILE, REPORT
 from flux_db.report.charts import Series, chart, number, smoothed
 from flux_db.report.page import escape, page, picture, section, table, tiles
 from flux_db.report.thumbnails import data_uris, read_training_pictures
-from flux_db.run.record import RunRecord, read_run
+from flux_db.run.record import Point, RunRecord, read_run
 from flux_db.run.sample_files import Round, spread
 from flux_db.settings.derived import replace_trigger
 from flux_db.settings.schema import SECTIONS
@@ -94,6 +94,9 @@ def summary(run: RunRecord) -> list[tuple[str, str, str]]:
         entries.append(("Loss", number(now), f"smoothed; at first {number(first)}"))
     if best := run.best:
         entries.append(("Validation loss", number(best[1]), f"lowest, at step {best[0]:.0f}"))
+    if scores := [point for point in score_points(run) if point[0] > 0]:
+        best = max(scores, key=lambda point: point[1])
+        entries.append(("Score", number(best[1]), f"highest, at step {best[0]:.0f}"))
     if seconds := run.points("seconds"):
         entries.append(("Step time", f"{number(statistics.median(y for _, y in seconds))} s", "median"))
     skipped = last.get("skipped", 0)
@@ -120,6 +123,7 @@ def curves(run: RunRecord) -> str:
     charts = [
         _noisy(run, "Loss", "loss"),
         _plain(run, "Validation loss", "validation_loss", colour=1, kind="dots"),
+        chart("Score of the samples", [Series(label="score", points=score_points(run), colour=1, kind="dots")]),
         _noisy(run, "Gradient norm", "grad_norm"),
         _plain(run, "Learning rate", "lr"),
         _plain(run, "Learning rate, text encoder", "text_encoder_lr"),
@@ -147,31 +151,57 @@ def _plain(run: RunRecord, title: str, key: str, colour: int = 0, kind: str = "l
 
 
 SCORES = {
+    "score": "Score",
+    "dino": "DINO",
+    "clip_i": "CLIP-I",
+    "clip_t": "CLIP-T",
+    "pres": "PRES",
+    "div": "DIV",
     "subject": "Subject",
     "prompt": "Prompt followed",
     "class_prompt": "Prompt followed, class",
     "class_subject": "Subject in the class",
     "class_change": "Change of the class",
     "diversity": "Diversity",
+    "nearest_likeness": "Most alike",
     "copies": "Copies",
+}
+SCORE_HINTS = {
+    "score": "The score is the geometric mean of how well samples show the subject (DINO; CLIP-I without it; by the "
+    "judge: subject) and follow their prompts (CLIP-T; by the judge: prompt followed).",
+    "dino": "DINO, CLIP-I: cosine of samples of the subject and training pictures; higher is better.",
+    "clip_t": "CLIP-T: cosine of a sample and its prompt without the subject's word; higher is better.",
+    "pres": "PRES: cosine of samples of the class and training pictures; lower is better.",
+    "div": "DIV: 1 - cosine of DINOv2's features among samples of one prompt; the DreamBooth paper takes LPIPS.",
+    "subject": "Subject and prompt: 1 is best; subject in the class: 0 is best.",
+    "class_change": "Change of the class, copies: 0 is best.",
+    "nearest_likeness": "Most alike: cosine of a sample and the training picture most like it.",
 }
 
 
 def scores_table(run: RunRecord) -> str:
-    """What `score` found, a line for each round of samples."""
+    """A line for each round of samples that was scored."""
     there = {round_.step for round_ in run.rounds}
     scored = [row for row in run.scores if row["step"] in there]
     if not scored:
         return ""
-    rows = [[f"{row['step']:.0f}", *(_score(row.get(name)) for name in SCORES)] for row in scored]
-    hint = (
-        "From 0 to 1. Subject and prompt: 1 is best; subject in the class, change of the class and copies: 0 is best."
-    )
-    return table(["Step", *SCORES.values()], rows) + f'<p class="note">{hint}</p>'
+    shown = [name for name in SCORES if any(_score(row.get(name)) != "-" for row in scored)]
+    rows = [[f"{row['step']:.0f}", *(_score(row.get(name)) for name in shown)] for row in scored]
+    hint = " ".join(text for name, text in SCORE_HINTS.items() if name in shown)
+    return table(["Step", *(SCORES[name] for name in shown)], rows) + f'<p class="note">{escape(hint)}</p>'
 
 
 def _score(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, int | float) and 0 <= value <= 2 else "-"
+    return f"{value:.3f}" if _is_score(value) else "-"
+
+
+def _is_score(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1 <= value <= 2
+
+
+def score_points(run: RunRecord) -> list[Point]:
+    """(step, score) of every round that was scored."""
+    return [(float(row["step"]), float(row["score"])) for row in run.scores if _is_score(row.get("score"))]
 
 
 # --- pictures ----------------------------------------------------------------------------------------------------

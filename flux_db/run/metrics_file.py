@@ -19,6 +19,7 @@ LIMIT = 2**30
 ROUND = "validation"
 """The event that ends a validation round. What was drawn and measured without it is made again on resume."""
 ROUND_FAILED = "validation failed"
+SCORE_FAILED = "scoring failed"
 
 
 def read(path: Path) -> list[Row]:
@@ -54,4 +55,4 @@ def round_at(rows: Sequence[Row], step: int) -> Row | None:
 
 
 def without_round(rows: Sequence[Row], step: int) -> list[Row]:
-    return [row for row in rows if row["step"] != step or row.get("event") not in (ROUND, ROUND_FAILED)]
+    return [row for row in rows if row["step"] != step or row.get("event") not in (ROUND, ROUND_FAILED, SCORE_FAILED)]

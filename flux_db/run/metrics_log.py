@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from flux_db.output_folder import METRICS
 from flux_db.run.metrics_file import ROUND
 from flux_db.run.trackers import open_trackers
 from flux_db.settings.schema import Config
+
+# On the terminal: the first measures are those that matter most.
+SCORES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +84,22 @@ class MetricsLog:
         if not self.enabled:
             return
         self._validation_loss = loss
-        self._measured = {"validation_loss": loss, "best": best, "pictures": pictures}
+        self._measured |= {"validation_loss": loss, "best": best, "pictures": pictures}
         say(f"validation loss at step {step}: {loss:.5f}{', the lowest so far' if best else ''}")
         self._trackers.scalars({"validation/loss": loss}, step)
+
+    def scores(self, step: int, values: Mapping[str, float | None], by: str, scored_with: str, *, best: bool) -> None:
+        """Of the samples; `scored_with` is a fingerprint of what measured, and of what. Written by `end_round`."""
+        if not self.enabled:
+            return
+        known = {name: value for name, value in values.items() if value is not None}
+        self._measured |= {"score" if name == "score" else f"score_{name}": value for name, value in known.items()}
+        self._measured |= {"best_score": best, "scored_by": by, "scored_with": scored_with}
+        others = [f"{name} {value:.3f}" for name, value in known.items() if name != "score"]
+        shown = ", ".join(others[:SCORES_SHOWN])
+        total = f"{known['score']:.4f}" if "score" in known else "none"
+        say(f"score at step {step}: {total}{', the highest so far' if best else ''} ({shown})")
+        self._trackers.scalars({f"score/{name}": value for name, value in known.items()}, step)
 
     def end_round(self, step: int, samples: int) -> None:
         """A validation round is complete, with so many pictures; without this line it is made again on resume."""

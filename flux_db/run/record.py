@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class RunRecord:
     """Lines of metrics.jsonl: steps and events."""
     rounds: tuple[Round, ...]
     scores: tuple[dict[str, Any], ...]
-    """Of rounds of samples, as `score` stored them."""
+    """Of rounds of samples, in order of steps, as `score` stored them or as the run itself measured them."""
     state: RunStatus | None
 
     @property
@@ -70,9 +71,9 @@ def read_run(folder: Path) -> RunRecord:
     run = RunRecord(
         folder=folder,
         settings=_read_settings(folder / CONFIG),
-        rows=tuple(_read_rows(folder / METRICS)),
+        rows=(rows := tuple(_read_rows(folder / METRICS))),
+        scores=_scores(folder / SCORES, rows),
         rounds=tuple(read_rounds(folder)),
-        scores=tuple(_read_scores(folder / SCORES)),
         state=read_status(folder),
     )
     if not (run.settings or run.rows or run.rounds or run.state):
@@ -88,14 +89,34 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
 
 
-def _read_scores(path: Path) -> list[dict[str, Any]]:
+def _scores(path: Path, rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """What `score` stored, and of other steps what the run measured in the same way."""
+    by, stored = _read_scores(path)
+    by = by or _by(rows)
+    steps = {row["step"] for row in stored}
+    measured = [
+        {name if name in ("step", "samples", "score") else name.removeprefix("score_"): row[name] for name in row}
+        for row in rows
+        if _is_number(row.get("score")) and _is_number(row.get("step")) and row.get("scored_by") == by
+    ]
+    return tuple(sorted([*stored, *(row for row in measured if row["step"] not in steps)], key=lambda row: row["step"]))
+
+
+def _by(rows: Sequence[dict[str, Any]]) -> Any:
+    """By what the run measured last: scores by different networks cannot be compared."""
+    return next((row["scored_by"] for row in reversed(rows) if "scored_by" in row), None)
+
+
+def _read_scores(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
+    """(by what, rounds)"""
     try:
         content = plain_json.parse_json(read_text(path))
     except (OSError, ValueError):
-        return []
-    rounds = content.get("rounds") if isinstance(content, dict) else None
-    found = rounds if isinstance(rounds, list) else []
-    return [row for row in found if isinstance(row, dict) and _is_number(row.get("step"))]
+        return None, []
+    if not isinstance(content, dict) or not isinstance(content.get("rounds"), list):
+        return None, []
+    found = [row for row in content["rounds"] if isinstance(row, dict) and _is_number(row.get("step"))]
+    return (str(content.get("by")), found) if found else (None, [])
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -54,6 +54,16 @@ class Best:
     """Which pictures it was measured on, by a fingerprint."""
 
 
+@dataclass(frozen=True)
+class BestScore:
+    """The highest score of a run."""
+
+    step: int
+    score: float
+    scored_with: str
+    """What measured, and of which samples and pictures, by a fingerprint."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
     """A checkpoint that may be trained on."""
@@ -71,6 +81,8 @@ class SavedState:
     """As it was before the validation round of the checkpoint's own step; its LoRA is in `files`, if it was kept."""
     knows_best: bool
     """False for a checkpoint of an older version."""
+    best_score: BestScore | None = None
+    """As `best`, by the score of the samples."""
 
 
 def read(folder: Path) -> SavedState:
@@ -85,7 +97,8 @@ def read(folder: Path) -> SavedState:
     if problem := _state_problem(values, found.step):
         raise DamagedCheckpoint(f"{folder / STATE}: {problem}")
     best = Best(**values["best"]) if values.get("best") else None
-    if BEST_LORA in found.files and (problem := _best_problem(folder / BEST_LORA, best)):
+    best_score = BestScore(**values["best_score"]) if values.get("best_score") else None
+    if BEST_LORA in found.files and (problem := _best_problem(folder / BEST_LORA, best, best_score)):
         raise DamagedCheckpoint(f"{folder / BEST_LORA}: {problem}")
     return SavedState(
         folder=folder,
@@ -97,6 +110,7 @@ def read(folder: Path) -> SavedState:
         world_size=values["world_size"],
         best=best,
         knows_best="best" in values,
+        best_score=best_score,
     )
 
 
@@ -131,9 +145,10 @@ def _state_problem(values: Mapping[str, Any], step: int) -> str | None:
         "config": _is_config,
         "fingerprints": _are_texts,
         "best": _is_best,
+        "best_score": _is_best_score,
     }
     for name, holds in rules.items():
-        if name not in values and name != "best":
+        if name not in values and name not in ("best", "best_score"):
             return f"{name} is missing"
         if not holds(values.get(name)):
             return f"{name} has a value that no run writes"
@@ -186,6 +201,18 @@ def _is_best(value: Any) -> bool:
     )
 
 
+def _is_best_score(value: Any) -> bool:
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and value.keys() == {field.name for field in fields(BestScore)}
+        and _is_count(value["step"])
+        and _is_number(value["score"])
+        and isinstance(value["scored_with"], str)
+    )
+
+
 def _tensor_problem(data: bytes) -> str | None:
     try:
         tensors = load(data)
@@ -201,14 +228,16 @@ def _tensor_problem(data: bytes) -> str | None:
     return None
 
 
-def _best_problem(path: Path, best: Best | None) -> str | None:
-    if best is None:
+def _best_problem(path: Path, *bests: Best | BestScore | None) -> str | None:
+    """It is kept for the one or the other."""
+    steps = sorted({best.step for best in bests if best is not None})
+    if not steps:
         return f"{STATE} says nothing about it"
     try:
         file = open_weights(path)
     except UserError as error:
         return "; ".join(error.problems)
-    if file.metadata.get("steps") != str(best.step):
-        return f"is not the LoRA of step {best.step}, which {STATE} names"
+    if file.metadata.get("steps") not in map(str, steps):
+        return f"is not the LoRA of step {' or '.join(map(str, steps))}, which {STATE} names"
     finite = all(np.isfinite(file.read(name).astype(np.float32)).all() for name in file.entries)
     return None if finite else "holds values that are not finite"

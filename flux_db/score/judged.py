@@ -8,20 +8,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from PIL import Image
 
-from flux_db.demo.judge import HEADS, NONE, Verdict, judge, pixels
+from flux_db.demo.judge import HEADS, NONE, Verdict, judge
 from flux_db.errors import UserError
+from flux_db.score import measures
 from flux_db.score.prompts import wanted, words
-
-# A sample that is nearer than this to a training picture, in the root mean square of pixels from 0 to 1, is a copy.
-COPY = 0.06
-
-
-@dataclass(frozen=True)
-class Sample:
-    prompt: str
-    number: int
-    """Which of the prompt's pictures: it has the same starting noise at every step."""
-    picture: Image.Image
+from flux_db.score.samples import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +38,12 @@ class Scores:
     nearest: float | None
     """Distance of a sample of the subject to the nearest training picture: root mean square of pixels."""
 
+    @property
+    def score(self) -> float | None:
+        return measures.overall(self.subject, self.prompt) if self.subject is not None else None
+
     def as_dict(self) -> dict[str, float | None]:
-        return asdict(self)
+        return {"score": self.score, **asdict(self)}
 
 
 class Subject:
@@ -68,7 +63,7 @@ class Subject:
                 "the judge knows none of its subjects in the training pictures: it knows the drawn world only"
             )
         self.features = verdict.features
-        self.pixels = np.stack([pixels(picture) for picture in pictures])
+        self.pixels = np.stack([measures.small_pixels(picture) for picture in pictures])
 
     def is_in(self, prompt: str) -> bool:
         return not self.words.isdisjoint(words(prompt))
@@ -80,17 +75,17 @@ def score(samples: Sequence[Sample], subject: Subject, first: Sequence[Sample] =
     others = [sample for sample in samples if not subject.is_in(sample.prompt)]
     mine = judge([sample.picture for sample in ours]) if ours else None
     theirs = judge([sample.picture for sample in others]) if others else None
-    nearest = [distance(sample.picture, subject) for sample in ours]
+    nearest = np.array([measures.nearest_distance(sample.picture, subject.pixels) for sample in ours])
     return Scores(
-        subject=_mean(mine.probability("subject", subject.name)) if mine else None,
+        subject=measures.mean(mine.probability("subject", subject.name)) if mine else None,
         prompt=following(ours, mine, without=subject.words) if mine else None,
         class_prompt=following(others, theirs) if theirs else None,
-        class_subject=_mean(theirs.probability("subject", subject.name)) if theirs else None,
+        class_subject=measures.mean(theirs.probability("subject", subject.name)) if theirs else None,
         class_change=change(others, theirs, first) if theirs else None,
-        likeness=_mean((mine.features @ subject.features.T).ravel()) if mine else None,
-        diversity=diversity(ours, mine.features) if mine else None,
-        copies=_mean(np.array(nearest) < COPY),
-        nearest=_mean(np.array(nearest)),
+        likeness=measures.likeness(mine.features, subject.features) if mine else None,
+        diversity=measures.diversity([sample.prompt for sample in ours], mine.features) if mine else None,
+        copies=measures.mean(nearest < measures.COPY),
+        nearest=measures.mean(nearest),
     )
 
 
@@ -103,34 +98,14 @@ def following(samples: Sequence[Sample], verdict: Verdict, without: frozenset[st
         for question, answer in wanted(sample.prompt).answers.items()
         if answer not in without
     ]
-    return _mean(np.array(hits))
+    return measures.mean(np.array(hits))
 
 
 def change(samples: Sequence[Sample], verdict: Verdict, first: Sequence[Sample]) -> float | None:
     """1 - cosine of features between samples of the same prompt and noise, in the first round and in this."""
-    before = {(sample.prompt, sample.number): sample.picture for sample in first}
-    pairs = [(i, before[key]) for i, s in enumerate(samples) if (key := (s.prompt, s.number)) in before]
-    if not pairs:
+    keys = [(sample.prompt, sample.number) for sample in samples]
+    before = [sample for sample in first if (sample.prompt, sample.number) in keys]
+    if not before:
         return None
-    old = judge([picture for _, picture in pairs]).features
-    new = verdict.features[[i for i, _ in pairs]]
-    return _mean(1.0 - (old * new).sum(axis=1))
-
-
-def diversity(samples: Sequence[Sample], features: np.ndarray) -> float | None:
-    distances: list[float] = []
-    for prompt in dict.fromkeys(sample.prompt for sample in samples):
-        rows = features[[i for i, sample in enumerate(samples) if sample.prompt == prompt]]
-        upper = np.triu_indices(len(rows), k=1)
-        distances += list(1.0 - (rows @ rows.T)[upper])
-    return _mean(np.array(distances))
-
-
-def distance(picture: Image.Image, subject: Subject) -> float:
-    """To the nearest training picture: root mean square of pixels from 0 to 1."""
-    differences = (pixels(picture)[None] - subject.pixels) / 2
-    return float(np.sqrt((differences**2).mean(axis=(1, 2, 3))).min())
-
-
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if values.size else None
+    features = judge([sample.picture for sample in before]).features
+    return measures.change(keys, verdict.features, [(s.prompt, s.number) for s in before], features)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from flux_db.atomic import write_file
-from flux_db.data.pixels import load_rgb
 from flux_db.errors import UserError
 from flux_db.output_folder import SCORES
-from flux_db.run.record import read_run
-from flux_db.run.sample_files import SampleFile, read_folder
-from flux_db.score.judged import Sample, Scores, Subject, score
+from flux_db.run.record import RunRecord, read_run
+from flux_db.run.sample_files import read_folder
+from flux_db.score.samples import pictures_in, read_pictures, read_samples
+from flux_db.score.scorer import Folders, Scorer, Scores, by_features, by_judge
 from flux_db.settings.derived import replace_trigger
+from flux_db.settings.subject_word import subject_word
 
-PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+DEFAULT_PROMPT = "a photo of sks dog"
 
 
 @dataclass(frozen=True)
@@ -28,57 +31,107 @@ class ScoredRound:
     scores: Scores
 
 
-def score_run(folder: Path) -> list[ScoredRound]:
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the command line says about the subject; of a run, its settings say the rest."""
+
+    pictures: Path | None = None
+    prompt: str | None = None
+    trigger_word: str | None = None
+
+
+def score_run(folder: Path, given: Given, folders: Folders) -> list[ScoredRound]:
     """Score every round of samples of a run and store the result in its output folder, where the report finds it."""
     run = read_run(folder)
     if not run.rounds:
         raise UserError(f"{folder}: no samples in it; train with --validation_prompt, or give a folder of pictures")
-    pictures = run.settings.get("instance_data_dir")
-    if not pictures or not Path(str(pictures)).is_dir():
+    pictures = given.pictures or _text(run, "instance_data_dir")
+    if not pictures or not Path(pictures).is_dir():
         raise UserError(f"{folder}: its training pictures are gone ({pictures}); give them with --instance_data_dir")
-    word = run.settings.get("trigger_word")
-    prompt = replace_trigger(str(run.settings.get("instance_prompt", "")), None if word is None else str(word))
-    subject = Subject(prompt, read_pictures(Path(str(pictures))))
+    word = given.trigger_word or _text(run, "trigger_word")
+    prompt = replace_trigger(given.prompt or _text(run, "instance_prompt") or "", word)
+    prompts = [file.prompt for round_ in run.rounds for file in round_.pictures]
+    scorer = _open(prompt, word, _text(run, "class_prompt"), Path(pictures), folders, prompts)
     first = read_samples(run.rounds[0].pictures)
     rounds = []
     for round_ in run.rounds:
         samples = read_samples(round_.pictures)
-        rounds.append(ScoredRound(round_.step, len(samples), score(samples, subject, first)))
+        rounds.append(ScoredRound(round_.step, len(samples), scorer.score(samples, first)))
     rows = [{"step": r.step, "samples": r.samples, **r.scores.as_dict()} for r in rounds]
-    content = {"schema": 1, "by": "judge", "subject": subject.name, "rounds": rows}
+    content = {"schema": 1, "by": scorer.by, "rounds": rows}
     write_file(folder / SCORES, (json.dumps(content, indent=2) + "\n").encode())
     return rounds
 
 
-def score_folder(folder: Path, pictures: Path, instance_prompt: str) -> ScoredRound:
+def score_folder(folder: Path, given: Given, folders: Folders) -> ScoredRound:
     """Score pictures that `generate` drew: each PNG file holds its prompt."""
-    samples = read_samples(read_folder(folder))
-    if not samples:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    if given.pictures is None:
+        raise UserError(f"{folder}: no run in it; for a folder of pictures give --instance_data_dir as well")
+    found = read_folder(folder)
+    if not found:
         raise UserError(f"{folder}: no PNG file in it")
-    if nameless := [file.path.name for file in read_folder(folder) if not file.prompt]:
+    if nameless := [file.path.name for file in found if not file.prompt]:
         raise UserError(f"{folder}: {nameless[0]} does not hold its prompt; `generate` writes it into its pictures")
-    subject = Subject(instance_prompt, read_pictures(pictures))
-    return ScoredRound(None, len(samples), score(samples, subject))
+    prompt = replace_trigger(given.prompt or DEFAULT_PROMPT, given.trigger_word)
+    scorer = _open(prompt, given.trigger_word, None, given.pictures, folders, [file.prompt for file in found])
+    samples = read_samples(found)
+    return ScoredRound(None, len(samples), scorer.score(samples, ()))
 
 
-def read_samples(files: tuple[SampleFile, ...]) -> list[Sample]:
-    return [Sample(file.prompt, file.number, Image.open(file.path).convert("RGB")) for file in files]
+def _open(
+    prompt: str, trigger: str | None, class_prompt: str | None, pictures: Path, folders: Folders, prompts: Sequence[str]
+) -> Scorer:
+    """What scores; a UserError if none of the samples is of the subject."""
+    opened = open_scorer(prompt, trigger, class_prompt, lambda: read_pictures(pictures_in(pictures)), folders)
+    if not any(map(opened.names_subject, prompts)):
+        raise UserError(
+            f'no sample is of the subject: no prompt has its word, which "{prompt}" names; give another '
+            "--instance_prompt or --trigger_word, or draw the subject"
+        )
+    return opened
 
 
-def read_pictures(folder: Path) -> list[Image.Image]:
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
-    if not paths:
-        raise UserError(f"{folder}: no pictures in it")
-    return [load_rgb(path) for path in paths]
+def open_scorer(
+    prompt: str,
+    trigger: str | None,
+    class_prompt: str | None,
+    read: Callable[[], list[Image.Image]],
+    folders: Folders,
+) -> Scorer:
+    """The judge, or the networks of the folders; `read` gives the training pictures."""
+    if not folders:
+        return by_judge(prompt, read())
+    word = subject_word(prompt, trigger, class_prompt)
+    if word is None:
+        raise UserError(no_word(prompt))
+    return by_features(word, read(), folders)
+
+
+def no_word(prompt: str) -> str:
+    return f'instance prompt "{prompt}": no rare word in it, such as sks; name the subject\'s word with --trigger_word'
+
+
+def _text(run: RunRecord, name: str) -> str | None:
+    value: Any = run.settings.get(name)
+    return None if value is None else str(value)
 
 
 COLUMNS = {
+    "score": "score",
+    "dino": "DINO",
+    "clip_i": "CLIP-I",
+    "clip_t": "CLIP-T",
+    "pres": "PRES",
+    "div": "DIV",
     "subject": "subject",
     "prompt": "prompt",
     "class_prompt": "class prompt",
     "class_subject": "subject in class",
     "class_change": "class change",
     "diversity": "diversity",
+    "nearest_likeness": "most alike",
     "copies": "copies",
     "nearest": "nearest",
 }
@@ -86,11 +139,12 @@ COLUMNS = {
 
 def as_table(rounds: list[ScoredRound]) -> str:
     """Lines for the terminal."""
-    head = ["step", "samples", *COLUMNS.values()]
+    shown = {name: text for name, text in COLUMNS.items() if name in rounds[0].scores.as_dict()}
+    head = ["step", "samples", *shown.values()]
     rows = []
     for round_ in rounds:
         values = round_.scores.as_dict()
-        cells = ["-" if values[name] is None else f"{values[name]:.3f}" for name in COLUMNS]
+        cells = ["-" if values[name] is None else f"{values[name]:.3f}" for name in shown]
         rows.append(["-" if round_.step is None else str(round_.step), str(round_.samples), *cells])
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return "\n".join(

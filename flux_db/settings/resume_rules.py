@@ -48,6 +48,9 @@ FREE = frozenset(
         "validation_seed",
         "validation_data_dir",
         "keep_best",
+        "score_steps",
+        "score_dino",
+        "score_clip",
         # How the same sums are computed.
         "device",
         "distributed",

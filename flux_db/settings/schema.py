@@ -272,8 +272,17 @@ class ValidationConfig:
     validation_share: float = 0.0
     """Instead of --validation_data_dir: hold out about this share of the pictures of the subject. A picture's content
     decides, so that a new picture moves no other."""
-    keep_best: bool = False
-    """Keep the LoRA with the lowest validation loss as best_lora.safetensors beside the last one."""
+    score_steps: int | None = None
+    """Score samples every so many optimizer steps, at the first step and at the last: how well they show the subject
+    and follow their prompts. Samples are drawn at these steps too. --score_dino and --score_clip measure; without both
+    it is the judge of the small model's drawn world, which knows no other pictures."""
+    score_dino: str | None = None
+    """DINOv2 that scores samples: a folder, or its name on the hub, such as facebook/dinov2-base."""
+    score_clip: str | None = None
+    """CLIP that scores samples: a folder, or its name on the hub, such as openai/clip-vit-large-patch14."""
+    keep_best: Literal["none", "loss", "score"] = field(default="none", metadata={"alone": "loss"})
+    """Keep the best LoRA as best_lora.safetensors beside the last one. loss, which the flag alone means: the one with
+    the lowest validation loss. score: the one with the highest score of --score_steps."""
 
     @property
     def has_held_out(self) -> bool:
@@ -413,8 +422,7 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
     lists = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls) if get_origin(f.type) is tuple}
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     frozen |= {name: (frozen[name],) for name in lists if isinstance(frozen.get(name), str)}
-    if isinstance(frozen.get("gradient_checkpointing"), bool):  # as an older version recorded it
-        frozen["gradient_checkpointing"] = "blocks" if frozen["gradient_checkpointing"] else "none"
+    frozen |= _switches_of_older_versions(frozen)
     if frozen.get("optimizer") == "prodigy":
         frozen.setdefault("learning_rate", PRODIGY_RATE)
     return Config(
@@ -433,4 +441,10 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         for f in dataclasses.fields(cls)
         if f.default is not dataclasses.MISSING
     }
-    return defaults | dict(values)
+    return defaults | dict(values) | _switches_of_older_versions(values)
+
+
+def _switches_of_older_versions(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings that were switches once and have several values now."""
+    meant = {"gradient_checkpointing": "blocks", "keep_best": "loss"}
+    return {name: on if values[name] else "none" for name, on in meant.items() if isinstance(values.get(name), bool)}

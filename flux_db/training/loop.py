@@ -122,7 +122,7 @@ class Loop:
                 self._finish(pending)
                 pending = None
             if save:
-                self.checkpoints.save(self.validation.best)
+                self.checkpoints.save(self.validation.best, self.validation.best_score)
                 self._clock = time.monotonic()
             if draw:
                 self._validate()

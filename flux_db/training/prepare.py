@@ -23,6 +23,7 @@ from flux_db.run import checkpoint
 from flux_db.settings.command_line import to_yaml
 from flux_db.settings.schema import Config
 from flux_db.training.resume import Start, find_start
+from flux_db.training.scoring import demand_judge, demand_scoring
 
 WARNINGS_SHOWN = 20
 
@@ -90,6 +91,7 @@ def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepare
     # a resume that is refused must not have encoded or written anything
     start = find_start(config, dataset, fingerprints, devices)
     if place.is_main:
+        demand_scoring(config, dataset)
         cache.folder.mkdir(parents=True, exist_ok=True)
         pictures_seen(config).save()  # the stages and the other ranks need not look again
     work = encode.missing(config, cache, dataset)
@@ -116,7 +118,10 @@ def prepare(config: Config, place: Place, seen: Survey | None = None) -> Prepare
 
 
 def demand_resumable(config: Config, dataset: Dataset) -> None:
-    """For `check`: a UserError if the trainer would refuse to go on from --resume_from_checkpoint. Writes nothing."""
+    """For `check`: a UserError if the trainer would refuse to go on from --resume_from_checkpoint, or to score samples.
+
+    Writes nothing."""
+    demand_judge(config, dataset)
     model = Path(config.model.pretrained_model_name_or_path)
     fingerprints: dict[str, str] = {}
     if model.is_dir():  # a model on the hub is compared once it is here

@@ -184,7 +184,8 @@ def take_over(config: Config, start: Start, *, round_due: bool) -> Ground:
     write_file(output / CONFIG, to_yaml(config).encode())
     if saved is None:
         return Ground(None, done)
-    if config.validation.keep_best and BEST_LORA in saved.files:
+    keep = config.validation.keep_best
+    if keep != "none" and keep == saved.config["keep_best"] and BEST_LORA in saved.files:
         write_file(output / BEST_LORA, saved.files[BEST_LORA])
     return Ground(_adopt(output, saved), done)
 

@@ -20,7 +20,7 @@ from flux_db.run.metrics_log import MetricsLog
 from flux_db.run.saved_state import Progress
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import Config
-from flux_db.training import sample_rounds, snapshot
+from flux_db.training import snapshot
 from flux_db.training.build import Training, step_settings
 from flux_db.training.checkpoints import Checkpoints
 from flux_db.training.compiling import StepCompiler
@@ -28,9 +28,10 @@ from flux_db.training.failure import TrainingFailed
 from flux_db.training.loop import Loop
 from flux_db.training.prepare import Prepared
 from flux_db.training.resume import Ground, take_over
-from flux_db.training.sample_rounds import Validator
+from flux_db.training.sample_rounds import Rounds, Validator, rounds_of
+from flux_db.training.scoring import open_scoring
 from flux_db.training.text_vectors import TextVectors
-from flux_db.training.validation import Validation
+from flux_db.training.validation import KEPT_FOR, Validation
 from flux_db.training.validation_loss import HeldOut
 
 
@@ -67,8 +68,8 @@ def train(
             validator,
             held_out,
             checkpoints.write_lora,
-            every=sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch),
-            total_steps=training.total_steps,
+            rounds=_rounds(config, dataset, training),
+            scoring=open_scoring(config, dataset) if runtime.is_main else None,
         )
         source = batch_source(config, training, cache, dataset, progress)
         compiler = StepCompiler(config, runtime, prepared.model, training.step, source)
@@ -99,6 +100,10 @@ def _validators(
     return validator, held_out
 
 
+def _rounds(config: Config, dataset: Dataset, training: Training) -> Rounds:
+    return rounds_of(config, len(dataset.examples), training.layout.global_batch, training.total_steps)
+
+
 def restore(config: Config, runtime: Runtime, prepared: Prepared, training: Training) -> Ground:
     """Put the state of the checkpoint in place, and make the output folder this run's own."""
     start, dataset = prepared.start, prepared.dataset
@@ -107,8 +112,7 @@ def restore(config: Config, runtime: Runtime, prepared: Prepared, training: Trai
     runtime.barrier()  # all ranks have read the folder before the first one changes it
     if not runtime.is_main:
         return Ground(start.saved.folder if start.saved else None)
-    every = sample_rounds.steps_between(config, len(dataset.examples), training.layout.global_batch)
-    due = sample_rounds.is_due(start.progress.step, every, training.total_steps)
+    due = _rounds(config, dataset, training).is_due(start.progress.step)
     ground = take_over(config, start, round_due=due)
     store_training_pictures(config, dataset)
     return ground
@@ -156,8 +160,11 @@ def _print_results(config: Config) -> None:
         "report": output / REPORT,
     }
     say("Done.")
-    if config.validation.keep_best and not places["best"].is_file():
-        say("warning: no validation loss was finite, so there is no best LoRA")
+    keep = config.validation.keep_best
+    if keep != "none" and not places["best"].is_file():
+        reason = "no validation loss was finite" if keep == "loss" else "no round of samples has a score"
+        say(f"warning: {reason}, so there is no best LoRA")
     for name, path in places.items():
         if path.is_file():
-            print(f"{name + ':':11} {path}")
+            note = f" ({KEPT_FOR[keep]})" if name == "best" and keep != "none" else ""
+            print(f"{name + ':':11} {path}{note}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,31 @@ def steps_between(config: Config, pictures: int, global_batch: int) -> int | Non
     if validation.validation_steps is not None:
         return validation.validation_steps
     return max(1, math.ceil(validation.validation_epochs * pictures / global_batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """When there are validation rounds, and when their samples are scored."""
+
+    every: int | None
+    """Steps from one round to the next; None without validation."""
+    score_every: int | None
+    total_steps: int
+
+    def is_due(self, step: int) -> bool:
+        """There is a round wherever samples are scored."""
+        return is_due(step, self.every, self.total_steps) or self.is_scored(step)
+
+    def is_scored(self, step: int) -> bool:
+        return is_due(step, self.score_every, self.total_steps)
+
+
+def rounds_of(config: Config, pictures: int, global_batch: int, total_steps: int) -> Rounds:
+    return Rounds(
+        every=steps_between(config, pictures, global_batch),
+        score_every=config.validation.score_steps if validation_prompts(config) else None,
+        total_steps=total_steps,
+    )
 
 
 def is_due(step: int, every: int | None, total_steps: int) -> bool:

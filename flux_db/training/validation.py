@@ -1,4 +1,4 @@
-"""Validation rounds: when they are due, the loss of held-out pictures, the best LoRA, and the samples."""
+"""Validation rounds: when they are due, the loss of held-out pictures, the samples and their scores, the best LoRA."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from flux_db.model.runtime import Runtime
 from flux_db.output_folder import BEST_LORA, METRICS
 from flux_db.report.run_page import write_report
 from flux_db.run import metrics_file, sample_files
+from flux_db.run.metrics_file import SCORE_FAILED, Row
 from flux_db.run.metrics_log import MetricsLog
-from flux_db.run.saved_state import Best, SavedState, lora_steps
+from flux_db.run.saved_state import Best, BestScore, SavedState, lora_steps
 from flux_db.settings.schema import Config
 from flux_db.training.resume import Ground
-from flux_db.training.sample_rounds import Validator, is_due
+from flux_db.training.sample_rounds import Rounds, Validator
+from flux_db.training.scoring import Scoring
 from flux_db.training.validation_loss import HeldOut, best_in
+
+KEPT_FOR = {"loss": "lowest validation loss", "score": "highest score of the samples"}
 
 
 class Validation:
-    """Makes the rounds of a run. `write_lora(name)` writes the LoRA as it is now into the output folder."""
+    """Makes the rounds of a run.
+
+    `write_lora(name, kept_for)` writes the LoRA as it is now into the output folder. `scoring` is rank 0's alone: it
+    reads the samples from their files, and the other ranks wait for it at the next step.
+    """
 
     def __init__(
         self,
@@ -31,26 +39,27 @@ class Validation:
         metrics_log: MetricsLog,
         validator: Validator | None,
         held_out: HeldOut | None,
-        write_lora: Callable[[str], None],
+        write_lora: Callable[[str, str], None],
         *,
-        every: int | None,
-        total_steps: int,
+        rounds: Rounds,
+        scoring: Scoring | None = None,
     ) -> None:
         self.runtime = runtime
         self.metrics_log = metrics_log
         self.validator = validator
         self.held_out = held_out
+        self.scoring = scoring
         self.write_lora = write_lora
-        self.every = every
-        """Steps from one round to the next; None without validation."""
-        self.total_steps = total_steps
+        self.rounds = rounds
         self.keep_best = config.validation.keep_best
         self.output = Path(config.output.output_dir)
         self.best: Best | None = None
         """The lowest validation loss so far; on rank 0 only."""
+        self.best_score: BestScore | None = None
+        """The highest score so far; on rank 0 only."""
 
     def is_due(self, step: int) -> bool:
-        return is_due(step, self.every, self.total_steps)
+        return self.rounds.is_due(step)
 
     def is_complete(self, ground: Ground) -> bool:
         """Whether the round of the start step was made before. The first rank has looked, and all do the same."""
@@ -63,6 +72,8 @@ class Validation:
             self._measure(step, self.held_out, is_trained=is_trained)
         if self.validator:
             self.validator.run(step)
+        if self.scoring and self.rounds.is_scored(step):
+            self._score(step, self.scoring, is_trained=is_trained)
         if self.runtime.is_main:
             self.metrics_log.end_round(step, sample_files.count(self.output, step))
             write_report(self.output)
@@ -73,28 +84,68 @@ class Validation:
         if not self.runtime.is_main:
             return
         best = bool(is_trained and np.isfinite(loss) and (self.best is None or loss < self.best.validation_loss))
-        if best and self.keep_best:
-            try:
-                self.write_lora(BEST_LORA)
-            except OSError as problem:
-                say(f"WARNING: the best LoRA was not saved: {describe(problem)}; training goes on")
-                best = False
-        if best:
+        if best and self._keep("loss"):
             self.best = Best(step, loss, held_out.fingerprint)
+        else:
+            best = False
         self.metrics_log.validation_loss(step, loss, held_out.fingerprint, best=best)
 
-    def recall_best(self, saved: SavedState | None, ground: Ground) -> None:
-        """Set the lowest loss before the start, of the same pictures; none if the LoRA to be kept is gone."""
-        self.best = self._best_before(saved, ground) if self.runtime.is_main else None
+    def _score(self, step: int, scoring: Scoring, *, is_trained: bool) -> None:
+        """The scores of the round's samples; the LoRA with the highest is kept, if asked for. No failure ends a run."""
+        try:
+            scores = scoring.measure(step)
+            score = scores.score
+        except Exception as problem:
+            reason = f"{type(problem).__name__}: {problem}"
+            say(f"warning: no score at step {step}: {reason}; training goes on")
+            self.metrics_log.event({"step": step, "event": SCORE_FAILED, "message": reason})
+            return
+        is_number = score is not None and bool(np.isfinite(score))
+        best = bool(is_trained and is_number and (self.best_score is None or score > self.best_score.score))
+        if best and self._keep("score"):
+            self.best_score = BestScore(step, float(score), scoring.scored_with)
+        else:
+            best = False
+        self.metrics_log.scores(step, scores.as_dict(), scoring.scorer.by, scoring.scored_with, best=best)
 
-    def _best_before(self, saved: SavedState | None, ground: Ground) -> Best | None:
-        if self.held_out is None or saved is None:
-            return None
-        at_start = best_in([ground.round]) if ground.round else None  # the checkpoint was saved before that round
-        best = saved.best if saved.knows_best else best_in(metrics_file.read(self.output / METRICS))
-        best = at_start or best
-        if best is None or best.pictures != self.held_out.fingerprint:
-            return None
-        if self.keep_best and at_start:
-            self.write_lora(BEST_LORA)
-        return best if not self.keep_best or lora_steps(self.output / BEST_LORA) == best.step else None
+    def _keep(self, reason: str) -> bool:
+        """Write the best LoRA if it is kept for this reason; false if it should be and could not."""
+        if self.keep_best == reason:
+            try:
+                self.write_lora(BEST_LORA, KEPT_FOR[reason])
+            except OSError as problem:
+                say(f"WARNING: the best LoRA was not saved: {describe(problem)}; training goes on")
+                return False
+        return True
+
+    def recall_best(self, saved: SavedState | None, ground: Ground) -> None:
+        """Set the best before the start, of the same pictures and measures; none if the LoRA to be kept is gone."""
+        self.best = self.best_score = None
+        if not self.runtime.is_main or saved is None:
+            return
+        # the checkpoint was saved before the round of its own step
+        at_start = [ground.round] if ground.round else []
+        if self.held_out:
+            before = saved.best if saved.knows_best else best_in(metrics_file.read(self.output / METRICS))
+            best = best_in(at_start) or before
+            if best and best.pictures == self.held_out.fingerprint and self._is_kept("loss", best.step, at_start):
+                self.best = best
+        if self.scoring:
+            best_score = _best_score_in(at_start) or saved.best_score
+            same = best_score is not None and best_score.scored_with == self.scoring.scored_with
+            if same and self._is_kept("score", best_score.step, at_start):
+                self.best_score = best_score
+
+    def _is_kept(self, reason: str, step: int, at_start: list[Row]) -> bool:
+        """Whether the LoRA of a step is there, if this reason keeps one; that of the start step is written again."""
+        if self.keep_best != reason:
+            return True
+        if at_start and at_start[0]["step"] == step:
+            self.write_lora(BEST_LORA, KEPT_FOR[reason])
+        return lora_steps(self.output / BEST_LORA) == step
+
+
+def _best_score_in(rows: list[Row]) -> BestScore | None:
+    """The highest score in lines of metrics.jsonl."""
+    lines = [row for row in rows if row.get("best_score") is True and isinstance(row.get("score"), float)]
+    return BestScore(lines[-1]["step"], lines[-1]["score"], str(lines[-1].get("scored_with"))) if lines else None

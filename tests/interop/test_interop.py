@@ -230,6 +230,16 @@ def apply_with_mindone(file, x):
     return answers
 
 
+def test_features_of_dinov2_and_clip_made_again_are_the_same(tmp_path):
+    """What tests/score compares DINOv2 and CLIP with."""
+    run_torch(program.ROOT / "tests" / "scoring_models.py", tmp_path / "features.json")
+    made = json.loads((tmp_path / "features.json").read_text())
+    kept = json.loads((program.ROOT / "tests" / "score" / "torch_features.json").read_text())
+    assert made.keys() == kept.keys()
+    for name in kept.keys() - {"versions"}:
+        np.testing.assert_allclose(made[name], kept[name], atol=1e-5, err_msg=name)
+
+
 def test_reference_files_made_again_are_the_same(tmp_path):
     """Byte for byte on the processor that made them, within golden.SAME on any other."""
     run_torch(program.ROOT / "scripts" / "make_golden.py", tmp_path)

@@ -14,9 +14,11 @@ import psutil
 import pytest
 from program import flags
 from safetensors.numpy import load
-from world import lora_bytes, metrics
+from scoring_models import write_dino
+from world import PROMPT, lora_bytes, metrics
 
 from flux_db.interrupt import COMMAND, resume_command
+from flux_db.run.saved_state import lora_steps
 from flux_db.training import worker_logs
 from flux_db.training.launch import Devices
 
@@ -165,14 +167,20 @@ def test_two_devices_are_stopped_on_the_same_step_and_one_goes_on_to_the_same_re
 
 
 def test_a_base_spread_over_the_devices_trains_the_same(world, single, tmp_path):
+    """And the first device scores the samples, by a network that it alone loads."""
     settings = world.settings(tmp_path / "run", train_batch_size=2, shard_base=True, **QUICK)
-    process = start(settings | VALIDATION | {"validation_steps": 10, "num_validation_images": 1})
+    scored = {"validation_prompt": [PROMPT], "score_steps": 5, "keep_best": "score", "num_validation_images": 1}
+    scored["score_dino"] = str(write_dino(tmp_path / "dino"))
+    process = start(settings | VALIDATION | {"validation_steps": 10} | scored)
     text = finish(process)
     assert process.returncode == 0 and "Done." in text, text[-3000:]
     kept = text.partition("Each device keeps ")[2].split()
     assert float(kept[0]) < 0.6 * float(kept[5]), kept
     assert largest_difference(tmp_path / "run", single) < 1e-5
     assert (tmp_path / "run" / "samples" / "step-00010" / "00.png").is_file()
+    scores = {row["step"]: row["score"] for row in metrics(tmp_path / "run") if "score" in row}
+    assert scores.keys() == {0, 5, 10}
+    assert lora_steps(tmp_path / "run" / "best_lora.safetensors") == max((5, 10), key=lambda step: scores[step])
 
 
 def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path):

@@ -29,7 +29,7 @@ from flux_db.run.saved_state import Best
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import from_flat_dict
 from flux_db.training.resume import Ground
-from flux_db.training.sample_rounds import Validator, is_due, steps_between
+from flux_db.training.sample_rounds import Rounds, Validator, is_due, steps_between
 from flux_db.training.validation import Validation
 from flux_db.training.validation_loss import LEVELS, FlowLoss, HeldOut
 
@@ -301,11 +301,12 @@ def recalled(tmp_path, saved, row=None, **changes):
     """The best that a run knows when it goes on from a checkpoint, at step 4, with this line of its round there."""
     settings = config(tmp_path, **{"keep_best": True} | changes)
 
-    def write_lora(name):
+    def write_lora(name, kept_for):
         (tmp_path / name).write_bytes(best_file(4))
 
     held_out = SimpleNamespace(fingerprint="x")
-    validation = Validation(settings, Rank(0), None, None, held_out, write_lora, every=1, total_steps=10)
+    rounds = Rounds(every=1, score_every=None, total_steps=10)
+    validation = Validation(settings, Rank(0), None, None, held_out, write_lora, rounds=rounds)
     validation.recall_best(saved, Ground(None, row))
     return validation.best
 
