@@ -28,7 +28,7 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 PACKAGES = {
     "": "early_interrupt size step_inputs problem console files output_folder plain_json plain_yaml png_text stream"
     " streams errors atomic file_memo interrupt line_file child weight_file",
-    "settings": "schema derived subject_word command_line resume_rules secrets",
+    "settings": "schema prompt_lines derived subject_word command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts picture_processor scoring_folder identity device"
     " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime"
     " empty_network gathered_linear sharding filling loading flow optim"

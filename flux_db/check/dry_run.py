@@ -26,7 +26,7 @@ from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
 from flux_db.problem import Problem
 from flux_db.settings.command_line import Given
-from flux_db.settings.derived import background, has_trigger, raw_validation_prompts
+from flux_db.settings.derived import background, has_trigger, raw_sample_prompts
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 
@@ -105,7 +105,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Pro
 def _uses_trigger(config: Config, seen: Survey) -> bool:
     prompts = [config.data.instance_prompt, *(source.caption or "" for source in seen.found.sources)]
     with contextlib.suppress(UserError):  # a file that cannot be read is reported as a problem
-        prompts += raw_validation_prompts(config)
+        prompts += [line.text for line in raw_sample_prompts(config)]
     return any(map(has_trigger, prompts))
 
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from flux_db.check import folders
 from flux_db.data import buckets
-from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
 from flux_db.settings.derived import background, has_trigger, instance_prompt, recomputed
 from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, LossConfig, to_flat_dict
 from flux_db.settings.subject_word import word_of
-from flux_db.size import parse_size
+from flux_db.size import LARGEST_SIDE, PIXELS_PER_TOKEN, parse_size
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)

@@ -251,7 +251,9 @@ class ValidationConfig:
     validation_prompt: tuple[str, ...] = ()
     """Prompt to draw sample pictures from. Repeat the flag for several; without a prompt there are no samples."""
     validation_prompts_file: str | None = None
-    """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out."""
+    """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out. A
+    line may end in options of its own samples: --w 768 --h 512 --seed 3 --steps 20 --guidance 4 --lora 0.8, of which
+    the last is a factor on the LoRA's strength."""
     num_validation_images: int = 4
     """Pictures per prompt, each with its own fixed noise."""
     validation_epochs: int = 50

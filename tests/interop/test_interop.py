@@ -1,5 +1,6 @@
 """LoRA files and training, live, both ways: MindSpore here, diffusers on torch in the second environment."""
 
+import json
 from pathlib import Path
 
 import mindspore as ms
