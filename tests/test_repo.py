@@ -43,7 +43,7 @@ PACKAGES = {
     "score": "samples measures prompts judged encoders embedded scorer runs",
     "training": "build class_pictures earlier resume scoring prepare snapshot failure checkpoints text_vectors"
     " sample_rounds"
-    " validation_loss validation compiling loop run"
+    " validation_loss early_stop validation compiling loop run"
     " worker_logs launch",
     "graph": "ir ascend_graph",
     "parity": "golden compare",

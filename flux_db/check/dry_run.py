@@ -168,6 +168,12 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     yield f"  examples per epoch {run.examples}{repeats}"
     yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {run.steps} in all"
     yield f"  epochs             {run.epochs:.4g}"
+    if (patience := config.validation.early_stop_patience) is not None:
+        watched = "a higher score" if config.validation.keep_best == "score" else "a lower validation loss"
+        rounds = "1 validation round" if patience == 1 else f"{patience} validation rounds"
+        yield f"                     fewer after {rounds} without {watched}"
+    if optim.max_train_minutes is not None:
+        yield f"                     stopped after {optim.max_train_minutes:g} minutes with a checkpoint, to be resumed"
     yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
     for number, line in enumerate(memory_lines(config)):

@@ -44,7 +44,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         1,
         10**9,
         "num_train_epochs lr_num_cycles validation_epochs validation_steps score_steps checkpointing_steps"
-        " checkpoints_total_limit max_skipped_steps",
+        " checkpoints_total_limit max_skipped_steps early_stop_patience",
     ),
     _from(1, 4096, "rank text_encoder_rank"),  # the sides of most layers of FLUX.1 are 3072
     _from(1, 1000, "train_batch_size gradient_accumulation_steps sample_batch_size cache_crops"),
@@ -61,7 +61,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         lambda x: 0 < x <= 1000,
         "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift",
     ),
-    ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
+    ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha max_train_minutes"),
     # without clipping: as large as you like, but a float32
     ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
     ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
@@ -395,6 +395,13 @@ def _validation_problems(config: Config) -> list[Problem]:
             "keep_best",
             ": needs --validation_data_dir or --validation_share to measure what is best",
             ("validation_data_dir", "validation_share"),
+        ),
+        _Rule(
+            validation.early_stop_patience is not None and validation.keep_best == "none",
+            "early_stop_patience",
+            f" {validation.early_stop_patience}: needs --keep_best loss or --keep_best score, which says what is"
+            " watched and keeps the best LoRA",
+            ("keep_best",),
         ),
         *_score_rules(config),
     )
