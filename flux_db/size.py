@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 from PIL import Image
 
+# FLUX.1's VAE shrinks by 8, and the transformer takes 2 x 2 latents as one token.
+PIXELS_PER_TOKEN = 16
+
+# Of a picture that the model sees or draws. FLUX.1 is made for about 1024.
+LARGEST_SIDE = 4096
+
 
 class Size(NamedTuple):
     """In pixels, or of a latent."""

@@ -28,7 +28,8 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 PACKAGES = {
     "": "early_interrupt size step_inputs problem console progress files output_folder plain_json plain_yaml png_text"
     " stream streams errors atomic file_memo interrupt line_file child weight_file",
-    "settings": "schema layer_patterns lora_layers derived subject_word preserved command_line resume_rules secrets",
+    "settings": "schema layer_patterns lora_layers prompt_lines derived subject_word preserved command_line"
+    " resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts picture_processor scoring_folder identity device"
     " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime empty_network"
     " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
@@ -42,7 +43,7 @@ PACKAGES = {
     "demo": "brush creatures things places world judge tiny_model pictures",
     "score": "samples measures prompts judged encoders embedded scorer runs",
     "training": "warm_start build class_pictures earlier resume scoring prepare snapshot failure checkpoints"
-    " text_vectors sample_rounds validation_loss validation compiling loop run worker_logs launch",
+    " text_vectors sample_rounds validation_loss early_stop validation compiling loop run worker_logs launch",
     "graph": "ir ascend_graph",
     "parity": "golden compare",
     "doctor": "result table machine operators step links examination simulated_step simulation",

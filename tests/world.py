@@ -90,7 +90,7 @@ center_crop cache_crops repeats resolution dataloader_num_workers sample_batch_s
 learning_rate lr_scheduler lr_warmup_steps output_dir checkpointing_steps checkpoints_total_limit resume_from_checkpoint
 allow_changed max_skipped_steps report_to validation_prompt validation_prompts_file num_validation_images
 validation_steps validation_size validation_inference_steps validation_data_dir validation_share keep_best
-score_steps score_dino score_clip ema_export
+score_steps score_dino score_clip ema_export early_stop_patience max_train_minutes
 """
 _graphs: dict[str, tuple[Any, list[tuple[Any, np.ndarray]]]] = {}
 

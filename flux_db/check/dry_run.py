@@ -28,7 +28,7 @@ from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
 from flux_db.problem import Problem
 from flux_db.settings.command_line import Given
-from flux_db.settings.derived import background, has_trigger, raw_validation_prompts
+from flux_db.settings.derived import background, has_trigger, raw_sample_prompts
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 
@@ -107,7 +107,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Pro
 def _uses_trigger(config: Config, seen: Survey) -> bool:
     prompts = [config.data.instance_prompt, *(source.caption or "" for source in seen.found.sources)]
     with contextlib.suppress(UserError):  # a file that cannot be read is reported as a problem
-        prompts += raw_validation_prompts(config)
+        prompts += [line.text for line in raw_sample_prompts(config)]
     return any(map(has_trigger, prompts))
 
 
@@ -177,6 +177,12 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     yield f"  examples per epoch {run.examples}{repeats}"
     yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {run.steps} in all"
     yield f"  epochs             {run.epochs:.4g}"
+    if (patience := config.validation.early_stop_patience) is not None:
+        watched = "a higher score" if config.validation.keep_best == "score" else "a lower validation loss"
+        rounds = "1 validation round" if patience == 1 else f"{patience} validation rounds"
+        yield f"                     fewer after {rounds} without {watched}"
+    if optim.max_train_minutes is not None:
+        yield f"                     stopped after {optim.max_train_minutes:g} minutes with a checkpoint, to be resumed"
     yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
     for number, line in enumerate(memory_lines(config)):

@@ -11,7 +11,7 @@ from flux_db.check.model import check_model
 from flux_db.errors import UserError
 from flux_db.model import scoring_folder
 from flux_db.problem import Problem
-from flux_db.settings.derived import has_trigger, raw_validation_prompts, validation_prompts
+from flux_db.settings.derived import has_trigger, raw_sample_prompts, validation_prompts
 from flux_db.settings.schema import TRACKERS, Config
 from flux_db.settings.subject_word import names_subject, word_of
 
@@ -38,7 +38,7 @@ def check_files(config: Config) -> list[Problem]:
 
 def _prompts_file_problems(config: Config) -> list[Problem]:
     try:
-        prompts = raw_validation_prompts(config)
+        prompts = [line.text for line in raw_sample_prompts(config)]
     except UserError as error:
         return [Problem(text, flag="validation_prompts_file") for text in error.problems]
     file = config.validation.validation_prompts_file

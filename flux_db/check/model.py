@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import re
 import reprlib
+from contextlib import suppress
 from pathlib import Path
 
 from flux_db.data import buckets
-from flux_db.data.buckets import PIXELS_PER_TOKEN
 from flux_db.errors import UserError, did_you_mean
 from flux_db.model.model_folder import NETWORKS, PARTS, locate, read_config
 from flux_db.model.part_weights import INCOMPLETE, choose, read_headers, read_object
 from flux_db.model.parts import MODEL_PARTS
 from flux_db.problem import Problem
 from flux_db.settings import layer_patterns, lora_layers
-from flux_db.settings.derived import validation_size
+from flux_db.settings.derived import sample_prompts, validation_size
 from flux_db.settings.schema import Config, LossConfig
-from flux_db.size import Size
+from flux_db.size import PIXELS_PER_TOKEN, Size
 
 
 def locate_checked(config: Config) -> Path:
@@ -145,8 +145,17 @@ def _wrong_sides(folder: Path, config: Config) -> list[Problem]:
     size = config.validation.validation_size
     if size is not None and any(side % multiple for side in validation_size(config)):
         found.append(("validation_size", f"multiples of {multiple}, not --validation_size {size}"))
+    if any(side % multiple for side in _sides_of_prompts(config)):
+        file = config.validation.validation_prompts_file
+        found.append(("validation_prompts_file", f"multiples of {multiple} as --w and --h in {file}"))
     model = "pretrained_model_name_or_path"
     return [Problem(f"--{model} {folder}: its VAE needs {text}", flag=flag, also=(model,)) for flag, text in found]
+
+
+def _sides_of_prompts(config: Config) -> list[int]:
+    with suppress(UserError):  # reported with the file
+        return [side for line in sample_prompts(config) for side in (line.width, line.height) if side is not None]
+    return []
 
 
 def _possible_sizes(config: Config) -> list[Size]:

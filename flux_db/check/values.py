@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from flux_db.check import folders
 from flux_db.data import buckets
-from flux_db.data.buckets import LARGEST_SIDE, PIXELS_PER_TOKEN
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
 from flux_db.settings import lora_layers
@@ -18,7 +17,7 @@ from flux_db.settings.derived import background, has_trigger, instance_prompt, r
 from flux_db.settings.preserved import names_subject, subject_word
 from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, DataConfig, LossConfig, to_flat_dict
 from flux_db.settings.subject_word import word_of
-from flux_db.size import parse_size
+from flux_db.size import LARGEST_SIDE, PIXELS_PER_TOKEN, parse_size
 
 # Beyond this scale the mode scheme's map from uniform draws to timesteps is no longer one to one (SD3 paper, sec. 3.1).
 LARGEST_MODE_SCALE = 2 / (math.pi - 2)
@@ -52,7 +51,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         1,
         10**9,
         "num_train_epochs lr_num_cycles validation_epochs validation_steps score_steps checkpointing_steps"
-        " checkpoints_total_limit max_skipped_steps",
+        " checkpoints_total_limit max_skipped_steps early_stop_patience",
     ),
     _from(1, 4096, "rank text_encoder_rank"),  # the sides of most layers of FLUX.1 are 3072
     _from(1, 1000, "train_batch_size gradient_accumulation_steps sample_batch_size cache_crops"),
@@ -70,7 +69,7 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift loraplus_ratio"
         " huber_delta",
     ),
-    ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha"),
+    ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha max_train_minutes"),
     # without clipping: as large as you like, but a float32
     ("above 0, up to 1e30", lambda x: 0 < x <= 1e30, "max_grad_norm"),
     ("0 or more and below 1", lambda x: 0 <= x < 1, "lora_dropout adam_beta1 adam_beta2 validation_share"),
@@ -501,6 +500,13 @@ def _validation_problems(config: Config) -> list[Problem]:
             "keep_best",
             ": needs --validation_data_dir or --validation_share to measure what is best",
             ("validation_data_dir", "validation_share"),
+        ),
+        _Rule(
+            validation.early_stop_patience is not None and validation.keep_best == "none",
+            "early_stop_patience",
+            f" {validation.early_stop_patience}: needs --keep_best loss or --keep_best score, which says what is"
+            " watched and keeps the best LoRA",
+            ("keep_best",),
         ),
         *_score_rules(config),
     )

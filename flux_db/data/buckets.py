@@ -9,15 +9,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from flux_db.size import Size
+from flux_db.size import PIXELS_PER_TOKEN, Size
 
 AUTO = "auto"
-
-# FLUX.1's VAE shrinks by 8, and the transformer takes 2 x 2 latents as one token.
-PIXELS_PER_TOKEN = 16
-
-# Of a picture that the model sees or draws. FLUX.1 is made for about 1024.
-LARGEST_SIDE = 4096
 
 # What is longer than this is cropped.
 LARGEST_RATIO = 4

@@ -22,10 +22,11 @@ from flux_db.lora import merge
 from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
 from flux_db.model import loading, runtime
-from flux_db.model.sampler import Request, Sampler, SampleSettings, batch_of, grid
+from flux_db.model.sampler import Request, Sampler, SampleSettings, grid, groups
 from flux_db.model.text_encoder import Pooled
 from flux_db.png_text import sample_text
 from flux_db.progress import progress_bar
+from flux_db.settings.prompt_lines import PromptLine
 from flux_db.settings.schema import Config
 
 # The device's precision -> its name in weight files.
@@ -46,12 +47,31 @@ def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
         say(f"Encoding {len(missing)} prompts in a process of its own; stored in {cache.folder}")
         child.run(child.command("encode-prompts", *argv), "encoding the prompts")
     machine = runtime.start(config.runtime)
-    parts = merge.by_part(additions)
-    pooled = _pooled(config, model, parts[merge.TEXT_ENCODER], request.prompts) if merge.TEXT_ENCODER in parts else {}
-    with stage("Loading the transformer"):
-        transformer = loading.load_transformer(model, machine.dtype, config.model.variant)
-        add_loras(transformer, parts.get(merge.TRANSFORMER, {}), machine.dtype)
-    return draw(request, cache, Sampler(model, transformer, machine.dtype, config.model.variant), pooled)
+    drawn: dict[Path, Image.Image] = {}
+    for factor in dict.fromkeys(_factor(line) for line in request.prompts):
+        # LoRAs are merged into the weights, so every strength is a transformer of its own, one after the other
+        parts = merge.by_part(scaled(additions, factor))
+        texts = list(dict.fromkeys(line.text for line in request.prompts if _factor(line) == factor))
+        pooled = _pooled(config, model, parts[merge.TEXT_ENCODER], texts) if merge.TEXT_ENCODER in parts else {}
+        with stage("Loading the transformer"):
+            transformer = loading.load_transformer(model, machine.dtype, config.model.variant)
+            add_loras(transformer, parts.get(merge.TRANSFORMER, {}), machine.dtype)
+        sampler = Sampler(model, transformer, machine.dtype, config.model.variant)
+        drawn |= draw(request, cache, sampler, factor, pooled)
+        del sampler, transformer
+    pictures = [drawn[path] for path in request.pictures()]
+    rows = [pictures[start : start + request.num] for start in range(0, len(pictures), request.num)]
+    write_png(request.output / GRID, grid(rows))
+    return request.output / GRID
+
+
+def scaled(additions: Additions, factor: float) -> Additions:
+    """All LoRAs with their strengths times a factor."""
+    return {name: [(layer, strength * factor) for layer, strength in layers] for name, layers in additions.items()}
+
+
+def _factor(line: PromptLine) -> float:
+    return 1.0 if line.lora is None else line.lora
 
 
 def encode_prompts(request: GenerateRequest) -> None:
@@ -63,29 +83,38 @@ def encode_prompts(request: GenerateRequest) -> None:
 
 
 def draw(
-    request: GenerateRequest, cache: Cache, sampler: Sampler, pooled: Mapping[str, np.ndarray] | None = None
-) -> Path:
-    """Draw picture by picture into the output folder, and a grid with a row for each prompt.
+    request: GenerateRequest,
+    cache: Cache,
+    sampler: Sampler,
+    factor: float = 1.0,
+    pooled: Mapping[str, np.ndarray] | None = None,
+) -> dict[Path, Image.Image]:
+    """Draw the pictures of the prompts whose LoRAs have this factor into the output folder.
 
     `pooled`: CLIP's vectors of the prompts, where they are not the stored ones.
     """
     own = {prompt: {"pooled_prompt_embeds": vector} for prompt, vector in (pooled or {}).items()}
+    numbered = [(line, number) for line in request.prompts for number in range(request.num)]
+    wanted = [(path, *one) for path, one in zip(request.pictures(), numbered, strict=True) if _factor(one[0]) == factor]
     requests = [
-        Request(**cache.read(cache.prompt_file(prompt)) | own.get(prompt, {}), seed=request.seed, number=number)
-        for prompt in request.prompts
-        for number in range(request.num)
+        Request(
+            **cache.read(cache.prompt_file(line.text)) | own.get(line.text, {}),
+            seed=request.seed if line.seed is None else line.seed,
+            number=number,
+        )
+        for _, line, number in wanted
     ]
-    batch = batch_of(request.size, len(requests))
-    settings = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance, batch=batch)
-    drawn: list[Image.Image] = []
-    pictures = progress_bar(sampler.draw(requests, settings), total=len(requests), desc="drawing", unit="picture")
-    prompts = [prompt for prompt in request.prompts for _ in range(request.num)]
-    for path, one, prompt, picture in zip(request.pictures(), requests, prompts, pictures, strict=True):
-        write_png(path, picture, pnginfo=sample_text(prompt, one.number, one.seed))
-        drawn.append(picture)
-    rows = [drawn[start : start + request.num] for start in range(0, len(drawn), request.num)]
-    write_png(request.output / GRID, grid(rows))
-    return request.output / GRID
+    usual = SampleSettings(size=request.size, steps=request.steps, guidance=request.guidance)
+    drawn: dict[Path, Image.Image] = {}
+    with progress_bar(total=len(wanted), desc="drawing", unit="picture") as bar:
+        for group in groups([line for _, line, _ in wanted], usual):
+            pictures = sampler.draw([requests[i] for i in group.numbers], group.settings)
+            for i, picture in zip(group.numbers, pictures, strict=True):
+                path, line, number = wanted[i]
+                write_png(path, picture, pnginfo=sample_text(line.text, number, requests[i].seed, line.options))
+                drawn[path] = picture
+                bar.update()
+    return drawn
 
 
 def _pooled(config: Config, model: Path, additions: Additions, prompts: Sequence[str]) -> dict[str, np.ndarray]:
@@ -119,5 +148,5 @@ def _open(request: GenerateRequest) -> tuple[Config, Path, Cache]:
 
 
 def _not_encoded(request: GenerateRequest, cache: Cache) -> list[str]:
-    distinct = dict.fromkeys(request.prompts)
+    distinct = dict.fromkeys(line.text for line in request.prompts)
     return [prompt for prompt in distinct if cache.read(cache.prompt_file(prompt)) is None]

@@ -10,18 +10,23 @@ from pathlib import Path
 
 from flux_db.check.model import check_model
 from flux_db.console import program_name
-from flux_db.data.buckets import PIXELS_PER_TOKEN
 from flux_db.errors import UserError
 from flux_db.files import text_problem
 from flux_db.lora import merge
 from flux_db.lora.merge import Weighted
 from flux_db.output_folder import GRID
-from flux_db.settings.derived import read_prompts
+from flux_db.settings.prompt_lines import PromptLine, read_prompts
 from flux_db.settings.schema import Config, from_flat_dict
-from flux_db.size import Size, parse_size
+from flux_db.size import PIXELS_PER_TOKEN, Size, parse_size
 
 # What somebody may want, and no typing error reaches.
 MOST_PICTURES, MOST_STEPS, MOST_PIXELS = 1000, 1000, 8192
+
+
+PROMPTS_HELP = (
+    "text file with a prompt on each line; a line may end in --w 768 --h 512 --seed 3 --steps 20 --guidance 4 --lora"
+    " 0.8, of which the last is a factor on the weights of all LoRAs"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +37,7 @@ class GenerateRequest:
     """For the encoder: model, cache, device, precision, tokens."""
     precision_given: bool
     loras: tuple[Weighted, ...]
-    prompts: tuple[str, ...]
+    prompts: tuple[PromptLine, ...]
     size: Size
     num: int
     """Pictures per prompt."""
@@ -56,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--variant", help="variant of the weight files, such as fp16")
     add("--lora", action="append", default=[], metavar="FILE[:WEIGHT]", help="LoRA file or folder; may be repeated")
     add("--prompt", action="append", default=[], help="what to draw; may be repeated")
-    add("--prompts_file", type=Path, help="text file with a prompt on each line")
+    add("--prompts_file", type=Path, help=PROMPTS_HELP)
     add("--size", type=_size, default=Size.square(1024), metavar="HxW", help="height and width (default: 1024x1024)")
     add("--num", type=_number_to(MOST_PICTURES), default=1, help="pictures per prompt (default: 1)")
     add("--steps", type=_number_to(MOST_STEPS), default=28, help="denoising steps (default: 28)")
@@ -74,12 +79,16 @@ def read(argv: Sequence[str]) -> GenerateRequest:
     """All problems at once, as a UserError."""
     given = build_parser().parse_args(list(argv))
     problems: list[str] = []
-    prompts = [*given.prompt, *_prompts_of(given.prompts_file, problems)]
+    prompts = [*(PromptLine(text=text) for text in given.prompt), *_prompts_of(given.prompts_file, problems)]
     if not prompts and not problems:
         problems.append("give a --prompt, or a --prompts_file with a prompt on each line")
-    if any(not prompt.strip() for prompt in prompts):
+    if any(not prompt.strip() for prompt in given.prompt):
         problems.append("--prompt is empty: give it a value or leave it out")
     problems += [f"--prompt {prompt}: {problem}" for prompt in given.prompt if (problem := text_problem(prompt))]
+    if not given.lora and any(prompt.lora is not None for prompt in prompts):
+        problems.append(
+            f"--prompts_file {given.prompts_file}: a line has --lora, a factor on LoRAs; give a --lora FILE"
+        )
     if not 0 <= given.seed < 2**32:
         problems.append(f"--seed {given.seed}: must be from 0 to 4294967295")
     request = GenerateRequest(
@@ -101,13 +110,13 @@ def read(argv: Sequence[str]) -> GenerateRequest:
     return request
 
 
-def _config(given: argparse.Namespace, prompts: Sequence[str]) -> Config:
+def _config(given: argparse.Namespace, prompts: Sequence[PromptLine]) -> Config:
     return from_flat_dict(
         {
             "pretrained_model_name_or_path": given.model,
             "variant": given.variant,
             "instance_data_dir": "",
-            "instance_prompt": prompts[0] if prompts else "",
+            "instance_prompt": prompts[0].text if prompts else "",
             "max_sequence_length": given.max_sequence_length,
             "output_dir": str(given.output),
             "encode_cache_dir": given.encode_cache_dir,
@@ -117,7 +126,7 @@ def _config(given: argparse.Namespace, prompts: Sequence[str]) -> Config:
     )
 
 
-def _prompts_of(path: Path | None, problems: list[str]) -> list[str]:
+def _prompts_of(path: Path | None, problems: list[str]) -> list[PromptLine]:
     if path is None:
         return []
     try:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mindspore as ms
@@ -104,6 +105,27 @@ def parameters(network: nn.Cell) -> dict[str, Parameter]:
         if ".lora_A." in name or ".lora_B." in name
     }
     return dict(sorted(found.items()))
+
+
+@contextmanager
+def strength(networks: Sequence[nn.Cell], factor: float) -> Iterator[None]:
+    """Use the LoRA of the networks with a factor on its strength; afterwards its weights are bitwise what they were."""
+    if factor == 1:
+        yield
+        return
+    ups = [p for network in networks for name, p in parameters(network).items() if name.endswith("lora_B")]
+    values = [p.astype(ms.float32).asnumpy().copy() for p in ups]
+    try:
+        _assign(ups, [value * np.float32(factor) for value in values])
+        yield
+    finally:
+        _assign(ups, values)
+
+
+def _assign(own: Sequence[Parameter], values: Sequence[np.ndarray]) -> None:
+    for parameter, value in zip(own, values, strict=True):
+        # assign, because a compiled graph does not see set_data
+        ops.assign(parameter, Tensor(value).astype(parameter.dtype))
 
 
 def remove(transformer: nn.Cell) -> None:

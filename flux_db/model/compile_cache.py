@@ -47,7 +47,7 @@ OUTSIDE = frozenset(
         *("encode_cache_dir", "dataloader_num_workers"),
         *("logit_mean", "logit_std", "mode_scale", "timestep_sampling", "sigmoid_scale", "flow_shift"),
         *("init_lora", "init_lora_resize", "init_lora_transformer_only"),
-        *("num_train_epochs", "max_train_steps", "learning_rate", "scale_lr"),
+        *("num_train_epochs", "max_train_steps", "max_train_minutes", "learning_rate", "scale_lr"),
         *("lr_scheduler", "lr_warmup_steps", "lr_num_cycles", "lr_power"),
         *("compile_cache", "compile_cache_dir", "distributed"),
     }

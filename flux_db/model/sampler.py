@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -13,6 +13,7 @@ from mindspore import Tensor, nn
 from PIL import Image
 
 from flux_db.model import flow, loading
+from flux_db.settings.prompt_lines import PromptLine
 from flux_db.size import Size
 from flux_db.stream import Purpose, generator
 
@@ -40,6 +41,31 @@ class SampleSettings:
     steps: int
     guidance: float
     batch: int = 1
+
+
+class Group(NamedTuple):
+    """Pictures that are drawn together: in one size, in as many steps, by a LoRA of one strength."""
+
+    settings: SampleSettings
+    lora: float
+    numbers: list[int]
+    """Which of the pictures."""
+
+
+def groups(lines: Sequence[PromptLine], usual: SampleSettings) -> list[Group]:
+    """The pictures, each given by its line, in groups; `usual` is what a line without options means."""
+    found: dict[tuple[SampleSettings, float], list[int]] = {}
+    for number, line in enumerate(lines):
+        own = SampleSettings(
+            size=line.size(usual.size),
+            steps=usual.steps if line.steps is None else line.steps,
+            guidance=usual.guidance if line.guidance is None else line.guidance,
+        )
+        found.setdefault((own, 1.0 if line.lora is None else line.lora), []).append(number)
+    return [
+        Group(replace(own, batch=batch_of(own.size, len(numbers))), lora, numbers)
+        for (own, lora), numbers in found.items()
+    ]
 
 
 def batch_of(size: Size, count: int) -> int:

@@ -87,7 +87,7 @@ def last_samples(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     uris = iter(data_uris([file.path for files in shown for file in files], BUDGET))
     columns = []
     for name, run, files in zip(names, runs, shown, strict=True):
-        images = [picture(next(uris), f"{name}: {file.prompt}", escape(file.prompt)) for file in files]
+        images = [picture(next(uris), f"{name}: {file.title}", escape(file.title)) for file in files]
         step = f"step {run.rounds[-1].step}" if run.rounds else "no samples"
         head = f'<h3>{escape(name)} <span class="note">{step}</span></h3>'
         columns.append(f'<div>{head}<div class="pictures">{"".join(images)}</div></div>')

@@ -216,7 +216,7 @@ def timeline(rounds: list[Round]) -> str:
     parts = []
     for round_ in shown:
         text = f"<h3>Step {round_.step}</h3>"
-        for prompt, files in groupby(round_.pictures[:MOST_PER_ROUND], key=lambda file: file.prompt):
+        for prompt, files in groupby(round_.pictures[:MOST_PER_ROUND], key=lambda file: file.title):
             images = (picture(next(uris), f"Sample at step {round_.step}: {prompt}") for _ in files)
             text += f'<p class="prompt">{escape(prompt)}</p><div class="pictures">{"".join(images)}</div>'
         parts.append(f'<article class="round">{text}</article>')

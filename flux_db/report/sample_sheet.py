@@ -37,7 +37,7 @@ def sample_sheet(rounds: list[Round]) -> Image.Image:
         y = head + row * (height + GAP)
         draw.text((GAP, y + height / 2), f"step {round_.step}", INK, font, anchor="lm")
         for picture in round_.pictures:
-            x = margin + heads.index((picture.prompt, picture.number)) * (width + GAP)
+            x = margin + heads.index((picture.title, picture.number)) * (width + GAP)
             with Image.open(picture.path) as image:
                 sheet.paste(_fitted(image.convert("RGB"), width, height), (x, y))
     return sheet

@@ -23,6 +23,13 @@ class SampleFile:
     """Empty for a picture without it."""
     number: int
     """Which of the prompt's pictures."""
+    options: str = ""
+    """Of the prompt's line, such as --w 768: what this picture has otherwise than the rest."""
+
+    @property
+    def title(self) -> str:
+        """The prompt with its options."""
+        return f"{self.prompt} {self.options}".strip()
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ def count(output: Path, step: int) -> int:
     return sum(1 for _ in round_folder(output, step).glob("*.png"))
 
 
-def write(path: Path, picture: Image.Image, *, prompt: str, number: int, seed: int) -> None:
-    write_png(path, picture, pnginfo=sample_text(prompt, number, seed))
+def write(path: Path, picture: Image.Image, *, prompt: str, number: int, seed: int, options: str = "") -> None:
+    write_png(path, picture, pnginfo=sample_text(prompt, number, seed, options))
 
 
 def read_rounds(output: Path) -> list[Round]:
@@ -69,7 +76,8 @@ def _read(path: Path) -> SampleFile | None:
     except Exception:  # a damaged file raises anything
         return None
     number = str(about.get("number", path.stem))
-    return SampleFile(path, str(about.get("prompt", "")), int(number) if re.fullmatch(r"\d{1,9}", number) else 0)
+    number = int(number) if re.fullmatch(r"\d{1,9}", number) else 0
+    return SampleFile(path, str(about.get("prompt", "")), number, str(about.get("options", "")))
 
 
 def folders_after(output: Path, step: int) -> Iterator[Path]:
@@ -93,8 +101,8 @@ def forget_after(output: Path, step: int) -> bool:
 
 
 def columns(rounds: list[Round]) -> list[tuple[str, int]]:
-    """(prompt, number) of every column that a table of the rounds needs, in order of appearance."""
-    return list(dict.fromkeys((p.prompt, p.number) for round_ in rounds for p in round_.pictures))
+    """(title, number) of every column that a table of the rounds needs, in order of appearance."""
+    return list(dict.fromkeys((p.title, p.number) for round_ in rounds for p in round_.pictures))
 
 
 def spread(rounds: list[Round], most: int) -> list[Round]:

@@ -64,6 +64,16 @@ class BestScore:
     """What measured, and of which samples and pictures, by a fingerprint."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """How long a run has waited for a better LoRA, by what --keep_best watches."""
+
+    rounds: int = 0
+    """Validation rounds in a row that were not better than the best before them."""
+    step: int = 0
+    """Of the last round that was counted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
     """A checkpoint that may be trained on."""
@@ -83,6 +93,8 @@ class SavedState:
     """False for a checkpoint of an older version."""
     best_score: BestScore | None = None
     """As `best`, by the score of the samples."""
+    waiting: Waiting = Waiting()
+    """At the time of saving; 0 rounds for a checkpoint of an older version."""
 
 
 def read(folder: Path) -> SavedState:
@@ -113,6 +125,7 @@ def read(folder: Path) -> SavedState:
         best=best,
         knows_best="best" in values,
         best_score=best_score,
+        waiting=Waiting(**values["waiting"]) if values.get("waiting") else Waiting(),
     )
 
 
@@ -148,9 +161,10 @@ def _state_problem(values: Mapping[str, Any], step: int) -> str | None:
         "fingerprints": _are_texts,
         "best": _is_best,
         "best_score": _is_best_score,
+        "waiting": _is_waiting,
     }
     for name, holds in rules.items():
-        if name not in values and name not in ("best", "best_score"):
+        if name not in values and name not in ("best", "best_score", "waiting"):
             return f"{name} is missing"
         if not holds(values.get(name)):
             return f"{name} has a value that no run writes"
@@ -213,6 +227,13 @@ def _is_best_score(value: Any) -> bool:
         and _is_number(value["score"])
         and isinstance(value["scored_with"], str)
     )
+
+
+def _is_waiting(value: Any) -> bool:
+    if value is None:
+        return True
+    names = {field.name for field in fields(Waiting)}
+    return isinstance(value, dict) and value.keys() == names and all(map(_is_count, value.values()))
 
 
 def _tensor_problem(data: bytes) -> str | None:

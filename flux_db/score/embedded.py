@@ -79,7 +79,7 @@ def score(samples: Sequence[Sample], subject: Reference, first: Sequence[Sample]
         clip_i=measures.likeness(clip_mine, subject.clip_features) if clip_mine is not None else None,
         clip_t=_agreement(ours, clip_mine, subject) if clip_mine is not None else None,
         pres=measures.likeness(theirs, subject.dino_features) if theirs is not None else None,
-        div=measures.diversity([sample.prompt for sample in ours], mine) if mine is not None else None,
+        div=measures.diversity([sample.title for sample in ours], mine) if mine is not None else None,
         class_change=_change(others, first, main),
         nearest_likeness=measures.nearest_likeness(main_mine, of_training) if main_mine is not None else None,
         copies=measures.mean(nearest < measures.COPY),
@@ -98,9 +98,9 @@ def _agreement(samples: Sequence[Sample], features: np.ndarray, subject: Referen
 
 
 def _change(samples: Sequence[Sample], first: Sequence[Sample], network: Pictures) -> float | None:
-    keys = {(sample.prompt, sample.number) for sample in samples}
-    before = [sample for sample in first if (sample.prompt, sample.number) in keys]
+    keys = {sample.key for sample in samples}
+    before = [sample for sample in first if sample.key in keys]
     if not before:
         return None
     old, new = (_features(network, group) for group in (before, samples))
-    return measures.change([(s.prompt, s.number) for s in samples], new, [(s.prompt, s.number) for s in before], old)
+    return measures.change([s.key for s in samples], new, [s.key for s in before], old)

@@ -83,7 +83,7 @@ def score(samples: Sequence[Sample], subject: Subject, first: Sequence[Sample] =
         class_subject=measures.mean(theirs.probability("subject", subject.name)) if theirs else None,
         class_change=change(others, theirs, first) if theirs else None,
         likeness=measures.likeness(mine.features, subject.features) if mine else None,
-        diversity=measures.diversity([sample.prompt for sample in ours], mine.features) if mine else None,
+        diversity=measures.diversity([sample.title for sample in ours], mine.features) if mine else None,
         copies=measures.mean(nearest < measures.COPY),
         nearest=measures.mean(nearest),
     )
@@ -103,9 +103,9 @@ def following(samples: Sequence[Sample], verdict: Verdict, without: frozenset[st
 
 def change(samples: Sequence[Sample], verdict: Verdict, first: Sequence[Sample]) -> float | None:
     """1 - cosine of features between samples of the same prompt and noise, in the first round and in this."""
-    keys = [(sample.prompt, sample.number) for sample in samples]
-    before = [sample for sample in first if (sample.prompt, sample.number) in keys]
+    keys = [sample.key for sample in samples]
+    before = [sample for sample in first if sample.key in keys]
     if not before:
         return None
     features = judge([sample.picture for sample in before]).features
-    return measures.change(keys, verdict.features, [(s.prompt, s.number) for s in before], features)
+    return measures.change(keys, verdict.features, [s.key for s in before], features)

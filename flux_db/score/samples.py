@@ -31,10 +31,21 @@ class Sample:
     number: int
     """Which of the prompt's pictures: it has the same starting noise at every step."""
     picture: Image.Image
+    options: str = ""
+    """Of the prompt's line; samples with other options are not compared with each other."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.prompt} {self.options}".strip()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The same for the samples of all steps that differ by their step only."""
+        return self.title, self.number
 
 
 def read_samples(files: Sequence[SampleFile]) -> list[Sample]:
-    return [Sample(file.prompt, file.number, Image.open(file.path).convert("RGB")) for file in files]
+    return [Sample(file.prompt, file.number, Image.open(file.path).convert("RGB"), file.options) for file in files]
 
 
 def read_pictures(paths: Sequence[Path]) -> list[Image.Image]:

@@ -6,14 +6,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flux_db.errors import UserError
-from flux_db.files import read_text, text_problem
 from flux_db.output_folder import CACHE
+from flux_db.settings.prompt_lines import PromptLine, read_prompts
 from flux_db.settings.schema import Config, LoraConfig, to_flat_dict
 from flux_db.size import Size, parse_size
-
-# Of a file; each is encoded and drawn.
-MOST_PROMPTS = 10_000
 
 _TRIGGER = re.compile(r"\{trigger\}|\[trigger\]", re.IGNORECASE)
 
@@ -80,31 +76,22 @@ def cache_path(config: Config) -> Path:
     return Path(config.data.encode_cache_dir or Path(config.output.output_dir, CACHE))
 
 
-def validation_prompts(config: Config) -> tuple[str, ...]:
-    """Every prompt to draw samples from, in order: those of --validation_prompt, then the file's."""
-    return tuple(dict.fromkeys(fill_trigger(prompt, config) for prompt in raw_validation_prompts(config)))
+def sample_prompts(config: Config) -> tuple[PromptLine, ...]:
+    """Every prompt to draw samples from, in order: those of --validation_prompt, then the file's with their options."""
+    lines = (line.with_text(fill_trigger(line.text, config)) for line in raw_sample_prompts(config))
+    return tuple(dict.fromkeys(lines))
 
 
-def raw_validation_prompts(config: Config) -> list[str]:
+def raw_sample_prompts(config: Config) -> list[PromptLine]:
     """The same as they were written, with {trigger} in them."""
     file = config.validation.validation_prompts_file
-    return [*config.validation.validation_prompt, *(read_prompts(file, "validation_prompts_file") if file else [])]
+    given = [PromptLine(text=prompt) for prompt in config.validation.validation_prompt]
+    return [*given, *(read_prompts(file, "validation_prompts_file") if file else [])]
 
 
-def read_prompts(path: Path | str, flag: str) -> list[str]:
-    """The prompts of a text file, one on each line; empty lines and those that begin with # are none."""
-    try:
-        text = read_text(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file in UTF-8"
-        raise UserError(f"--{flag} {path}: {reason}") from None
-    if problem := text_problem(text):
-        raise UserError(f"--{flag} {path}: {problem}")
-    lines = [line.strip() for line in text.splitlines()]
-    prompts = [line for line in lines if line and not line.startswith("#")]
-    if len(prompts) > MOST_PROMPTS:
-        raise UserError(f"--{flag} {path}: has {len(prompts):,} prompts; at most {MOST_PROMPTS:,} can be drawn")
-    return prompts
+def validation_prompts(config: Config) -> tuple[str, ...]:
+    """The distinct texts of all prompts to draw samples from."""
+    return tuple(dict.fromkeys(line.text for line in sample_prompts(config)))
 
 
 def validation_size(config: Config) -> Size:

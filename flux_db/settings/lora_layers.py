@@ -82,7 +82,7 @@ def parse(text: str | None) -> Choice:
             raise ValueError(f"{item}: ends before it begins")
         blocks.append(Blocks(kind, first, last))
     if not names and not blocks:
-        raise ValueError("names no layer; give some, or leave it out")
+        raise ValueError(f"{text}: names no layer; give some, or leave it out")
     return Choice(tuple(names) or ("default",), tuple(blocks))
 
 

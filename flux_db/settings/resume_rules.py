@@ -50,6 +50,8 @@ FREE = frozenset(
         "validation_seed",
         "validation_data_dir",
         "keep_best",
+        "early_stop_patience",
+        "max_train_minutes",
         "score_steps",
         "score_dino",
         "score_clip",

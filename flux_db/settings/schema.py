@@ -237,6 +237,10 @@ class OptimConfig:
     """Passes over the pictures. --max_train_steps overrides it."""
     max_train_steps: int | None = None
     """Optimizer steps to train, instead of counting epochs."""
+    max_train_minutes: float | None = None
+    """Stop after so many minutes of training with a checkpoint and exit code 0; --resume_from_checkpoint latest goes on
+    for as long again. Compiling, samples and saving count, what comes before the training does not. At least one step
+    is taken."""
     optimizer: Literal["adamw", "prodigy"] = "adamw"
     """adamw, or prodigy, which finds its own step size."""
     learning_rate: float = 1e-4
@@ -281,7 +285,9 @@ class ValidationConfig:
     validation_prompt: tuple[str, ...] = ()
     """Prompt to draw sample pictures from. Repeat the flag for several; without a prompt there are no samples."""
     validation_prompts_file: str | None = None
-    """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out."""
+    """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out. A
+    line may end in options of its own samples: --w 768 --h 512 --seed 3 --steps 20 --guidance 4 --lora 0.8, of which
+    the last is a factor on the LoRA's strength."""
     num_validation_images: int = 4
     """Pictures per prompt, each with its own fixed noise."""
     validation_epochs: int = 50
@@ -313,6 +319,9 @@ class ValidationConfig:
     keep_best: Literal["none", "loss", "score"] = field(default="none", metadata={"alone": "loss"})
     """Keep the best LoRA as best_lora.safetensors beside the last one. loss, which the flag alone means: the one with
     the lowest validation loss. score: the one with the highest score of --score_steps."""
+    early_stop_patience: int | None = None
+    """End the run after so many validation rounds in a row that were not better than the best before them, by what
+    --keep_best watches: the validation loss, or the score. The run has then finished."""
 
     @property
     def has_held_out(self) -> bool:

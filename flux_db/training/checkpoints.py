@@ -19,7 +19,7 @@ from flux_db.output_folder import BEST_LORA, EMA_LORA, LORA_FILE, checkpoint_nam
 from flux_db.report.run_page import write_report
 from flux_db.run import checkpoint, status
 from flux_db.run.metrics_log import MetricsLog
-from flux_db.run.saved_state import Best, BestScore, Progress, lora_steps
+from flux_db.run.saved_state import Best, BestScore, Progress, Waiting, lora_steps
 from flux_db.settings.schema import Config, to_flat_dict
 from flux_db.training import snapshot
 from flux_db.training.build import Training
@@ -65,12 +65,12 @@ class Checkpoints:
         """Whether any step has changed the LoRA."""
         return self.progress.skipped < self.progress.step
 
-    def save(self, best: Best | None, best_score: BestScore | None = None) -> None:
+    def save(self, best: Best | None, best_score: BestScore | None = None, waiting: Waiting | None = None) -> None:
         """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
         self.demand_equal_ranks(f"at step {self.progress.step}")
         if self.runtime.is_main:
             try:
-                self._write(best, best_score)
+                self._write(best, best_score, waiting)
             except snapshot.WeightsNotFinite as problem:
                 raise TrainingFailed(f"{problem}; the last good checkpoint: {self.last}") from problem
             except OSError as problem:
@@ -82,8 +82,8 @@ class Checkpoints:
             self.note("running")
         self.runtime.barrier()
 
-    def _write(self, best: Best | None, best_score: BestScore | None) -> None:
-        about = self._about(best, best_score)
+    def _write(self, best: Best | None, best_score: BestScore | None, waiting: Waiting | None) -> None:
+        about = self._about(best, best_score, waiting)
         files = snapshot.to_files(self.training, self.config, self.progress, about, self.facts)
         kept = {"loss": best, "score": best_score}.get(self.config.validation.keep_best)
         if kept and lora_steps(self.output / BEST_LORA) == kept.step:
@@ -92,12 +92,13 @@ class Checkpoints:
         self.last = checkpoint.save(self.output, self.progress.step, files)
         self._prune()
 
-    def _about(self, best: Best | None, best_score: BestScore | None) -> dict[str, Any]:
+    def _about(self, best: Best | None, best_score: BestScore | None, waiting: Waiting | None) -> dict[str, Any]:
         return {
             "config": to_flat_dict(self.config),
             "fingerprints": self.fingerprints,
             "best": asdict(best) if best else None,
             "best_score": asdict(best_score) if best_score else None,
+            "waiting": asdict(waiting) if waiting else None,
             "world_size": self.runtime.world_size,
             "versions": {"flux_db": __version__, "mindspore": ms.__version__},
         }

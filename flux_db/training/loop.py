@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 from mindspore import Tensor
 
 from flux_db.console import say
@@ -40,6 +42,15 @@ class Pending:
     result: Tensor
 
 
+class Ending(NamedTuple):
+    """How a run ended."""
+
+    exit_code: int
+    """0, or 128 + signal if a signal stopped the run."""
+    is_finished: bool
+    """False: it stopped before its end and can go on."""
+
+
 class Loop:
     """One run, from the step it starts or resumes at to its last."""
 
@@ -67,10 +78,10 @@ class Loop:
         self.stop = stop
         self.compiler = compiler
         self._stop_agreed = False
-        self._clock = time.monotonic()
+        self._clock = self._begin = time.monotonic()
 
-    def run(self, start: Start, ground: Ground) -> int:
-        """Train to the end. Returns the exit code: 0, or 128 + signal if a signal stopped the run."""
+    def run(self, start: Start, ground: Ground) -> Ending:
+        """Train to the end, or until a signal or --max_train_minutes stops the run."""
         first = self.progress.step
         with (
             # before the first step there is nothing to save; of several ranks the first decides, and the others follow
@@ -79,28 +90,32 @@ class Loop:
         ):
             return self._run(start, ground)
 
-    def _run(self, start: Start, ground: Ground) -> int:
-        checkpoints = self.checkpoints
+    def _run(self, start: Start, ground: Ground) -> Ending:
+        checkpoints, message = self.checkpoints, None
+        self._begin = time.monotonic()
         checkpoints.note("running")
         try:
             checkpoints.demand_equal_ranks("at the start")
             self.validation.recall_best(start.saved, ground)
             if self._take_steps(ground):
-                self._interrupted()
-                return self.stop.exit_code or 128 + signal.SIGTERM  # the signal may have met another rank only
+                return self._stopped()
+            if self.validation.is_over and self.progress.step < self.training.total_steps:
+                message = self._stopped_early()
             checkpoints.save_final()
         except BaseException as problem:
             checkpoints.note("failed", f"{type(problem).__name__}: {problem}")
             if isinstance(problem, OSError):
                 raise TrainingFailed(f"{describe(problem)}. Kept: {checkpoints.last or 'no checkpoint'}") from problem
             raise
-        checkpoints.note("finished")
-        return 0
+        checkpoints.note("finished", message)
+        return Ending(0, is_finished=True)
 
     def _take_steps(self, ground: Ground) -> bool:
-        """Take the steps; true if a signal ended them early."""
+        """Take the steps; true if a signal or the time ended them, so that the run can go on later."""
         if self.validation.is_due(self.progress.step) and not self.validation.is_complete(ground):
             self._validate()
+        if self.validation.is_over:
+            return False
         pending: Pending | None = None
         self._clock = time.monotonic()
         for micro_step, result in enumerate(self._results(), start=self.source.start):
@@ -122,10 +137,13 @@ class Loop:
                 self._finish(pending)
                 pending = None
             if save:
-                self.checkpoints.save(self.validation.best, self.validation.best_score)
-                self._clock = time.monotonic()
+                self._save()
             if draw:
                 self._validate()
+                if self.validation.is_over:
+                    if not save:
+                        self._save()
+                    return False
             if stopping:
                 return not last or due  # the round is made on resume
         return False
@@ -135,6 +153,10 @@ class Loop:
         row = self.training.learning_rates[step - 1]
         return (float(row), None) if row.ndim == 0 else (float(row[0]), float(row[1] * row[2]))
 
+    def _save(self) -> None:
+        self.checkpoints.save(self.validation.best, self.validation.best_score, self.validation.waiting)
+        self._clock = time.monotonic()
+
     def _validate(self) -> None:
         with self.training.optimizer.average_in_layers():
             self.validation.run(self.progress.step, is_trained=self.checkpoints.is_trained)
@@ -142,11 +164,17 @@ class Loop:
 
     def _is_stopping(self) -> bool:
         """Whether to stop after this step. Several ranks stop after the same one: when all have read it in a result."""
+        wanted = self.stop.signal is not None or self._is_time_up()
         if self.runtime.world_size == 1:
-            return self.stop.signal is not None
-        if self.stop.signal:
+            return wanted
+        if wanted:
             self.training.step.ask_to_stop()
         return self._stop_agreed
+
+    def _is_time_up(self) -> bool:
+        """By the clock of the first rank."""
+        minutes = self.config.optim.max_train_minutes
+        return minutes is not None and self.runtime.is_main and time.monotonic() - self._begin >= 60 * minutes
 
     def _results(self) -> Iterator[Tensor]:
         """The step's result for every micro-batch, in order."""
@@ -189,12 +217,25 @@ class Loop:
                 everywhere=True,
             )
 
-    def _interrupted(self) -> None:
-        self.checkpoints.note("interrupted")
+    def _stopped_early(self) -> str | None:
+        """Report that the run does not take its last steps, and why; on rank 0 only."""
+        if not self.runtime.is_main:
+            return None
+        message = f"stopped early at step {self.progress.step} of {self.training.total_steps}: "
+        message += self.validation.why_over()
+        say(message)
+        return message
+
+    def _stopped(self) -> Ending:
+        """Report where and why the run stopped before its end. The signal may have met another rank only."""
+        signals = int(self.runtime.sum(np.array([self.stop.signal is not None], np.float32))[0])
+        why = f" by --max_train_minutes {self.config.optim.max_train_minutes:g}" if not signals else ""
+        self.checkpoints.note("interrupted", f"stopped{why} after step {self.progress.step}" if why else None)
         self.metrics_log.close()
         if self.runtime.is_main:
-            say(f"Stopped after step {self.progress.step}; {self.checkpoints.where_saved()}. To go on:")
+            say(f"Stopped{why} after step {self.progress.step}; {self.checkpoints.where_saved()}. To go on:")
             flags = lasting_flags(sys.argv[1:], lambda: self.checkpoints.output / CONFIG)
             say("  " + resume_command([sys.argv[0], *flags]))
         # the launcher ends all processes as soon as one has ended: not before the first has printed everything
         self.runtime.barrier()
+        return Ending((self.stop.exit_code or 128 + signal.SIGTERM) if signals else 0, is_finished=False)

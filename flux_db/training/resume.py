@@ -26,7 +26,7 @@ from flux_db.run.metrics_file import Row
 from flux_db.run.saved_state import Progress, SavedState
 from flux_db.settings import lora_layers, resume_rules
 from flux_db.settings.command_line import to_yaml
-from flux_db.settings.derived import global_batch, text_lora, validation_prompts
+from flux_db.settings.derived import global_batch, sample_prompts, text_lora
 from flux_db.settings.schema import Config, LoraConfig, to_flat_dict, with_defaults
 from flux_db.training import earlier
 
@@ -232,7 +232,7 @@ def _complete_round(config: Config, rows: list[Row], step: int) -> Row | None:
     if row is None:
         return None
     # older versions wrote the line before they drew
-    expected = row.get("samples", len(validation_prompts(config)) * config.validation.num_validation_images)
+    expected = row.get("samples", len(sample_prompts(config)) * config.validation.num_validation_images)
     there = sample_files.count(Path(config.output.output_dir), step)
     return row if isinstance(expected, int) and there >= expected else None
 

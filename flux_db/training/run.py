@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
 
     exit_code: int
     facts: Facts
+    is_finished: bool = False
 
 
 def train(
@@ -74,7 +75,8 @@ def train(
         source = batch_source(config, training, cache, dataset, progress)
         compiler = StepCompiler(config, runtime, prepared.model, training.step, source)
         loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop, compiler)
-        return Outcome(loop.run(start, ground), checkpoints.facts)
+        ending = loop.run(start, ground)
+        return Outcome(ending.exit_code, checkpoints.facts, ending.is_finished)
     except TrainingFailed as problem:
         if runtime.is_main or not problem.everywhere:
             say(f"error: {problem}")
@@ -120,7 +122,7 @@ def restore(config: Config, runtime: Runtime, prepared: Prepared, training: Trai
 
 def publish(config: Config, runtime: Runtime, outcome: Outcome, stop: StopRequest) -> int:
     """Write the model card, print where everything is, and upload it if asked for; returns the exit code."""
-    if outcome.exit_code or not runtime.is_main:
+    if not outcome.is_finished or not runtime.is_main:
         return outcome.exit_code
     model_card.write_card(config, outcome.facts)
     _print_results(config)

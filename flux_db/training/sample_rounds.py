@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from mindspore import nn
 from PIL import Image
 
 from flux_db.atomic import write_png
 from flux_db.console import say, stage
 from flux_db.data.encode_cache import Cache
+from flux_db.model import adapter
 from flux_db.model.runtime import Runtime
-from flux_db.model.sampler import Request, Sampler, SampleSettings, batch_of, grid, to_picture
+from flux_db.model.sampler import Group, Request, Sampler, SampleSettings, grid, groups, to_picture
 from flux_db.output_folder import GRID, SAMPLES
 from flux_db.report.sample_sheet import sample_sheet
 from flux_db.run import sample_files
 from flux_db.run.metrics_file import ROUND_FAILED
 from flux_db.run.metrics_log import MetricsLog
-from flux_db.settings.derived import validation_prompts, validation_size
+from flux_db.settings.derived import sample_prompts, validation_prompts, validation_size
 from flux_db.settings.schema import Config
 from flux_db.training.text_vectors import TextVectors
 
@@ -89,25 +91,29 @@ class Validator:
         self.metrics_log = metrics_log
         self.vectors = vectors or TextVectors(cache, None)
         validation = config.validation
-        pairs = [(p, n) for p in validation_prompts(config) for n in range(validation.num_validation_images)]
-        self.prompts = [prompt for prompt, _ in pairs]
+        numbers = range(validation.num_validation_images)
+        self.lines = [line for line in sample_prompts(config) for _ in numbers]
         self.requests = [
-            Request(**cache.read(cache.prompt_file(prompt)), seed=validation.validation_seed, number=number)
-            for prompt, number in pairs
+            Request(
+                **cache.read(cache.prompt_file(line.text)),
+                seed=validation.validation_seed if line.seed is None else line.seed,
+                number=number,
+            )
+            for line in sample_prompts(config)
+            for number in numbers
         ]
-        size = validation_size(config)
-        self.settings = SampleSettings(
-            size=size,
+        usual = SampleSettings(
+            size=validation_size(config),
             steps=validation.validation_inference_steps,
             guidance=validation.validation_guidance,
-            batch=batch_of(size, len(self.requests)),
         )
+        self.groups = groups(self.lines, usual)
 
     def run(self, step: int) -> None:
         """Draw and store a round, on all ranks at once. A failure is reported and does not end the training."""
         text = f"Drawing {len(self.requests)} samples at step {step}"
         with stage(text) if self.runtime.is_main else nullcontext():
-            problem = self._draw(self.runtime.share(len(self.requests), even=self.even), step)
+            problem = self._draw(step)
             # no rank goes on, or reads the files, before all have done their share
             failures = int(self.runtime.sum(np.array([problem is not None], np.float32))[0])
         if failures:
@@ -118,35 +124,50 @@ class Validator:
             except Exception as error:
                 self._warn(step, _describe(error))
 
-    def _draw(self, numbers: list[int], step: int) -> str | None:
-        """Draw some of the requests into files; returns what went wrong, if anything did."""
+    def _draw(self, step: int) -> str | None:
+        """Draw this rank's share of the requests into files; returns what went wrong, if anything did."""
         try:
             folder = sample_files.round_folder(self.output, step)
             folder.mkdir(parents=True, exist_ok=True)
-            requests = self._current(numbers)
             # all before the first is looked at: if one of them is bad, the other ranks still find this one drawing
-            drawn = list(self.sampler.draw_pixels(requests, self.settings))
-            for number, request, pixels in zip(numbers, requests, drawn, strict=True):
-                if not self.runtime.has_turn(number):
-                    continue
+            drawn = {number: pixels for group in self.groups for number, pixels in self._draw_group(group)}
+            for number, pixels in drawn.items():
+                request, line = self.requests[number], self.lines[number]
                 sample_files.write(
                     folder / f"{number:02d}.png",
                     to_picture(pixels),
-                    prompt=self.prompts[number],
+                    prompt=line.text,
                     number=request.number,
                     seed=request.seed,
+                    options=line.options,
                 )
         except Exception as error:
             return _describe(error)
         return None
 
-    def _current(self, numbers: list[int]) -> list[Request]:
-        """Some of the requests, with CLIP's vectors as they are now."""
-        pooled = self.vectors.of(self.prompts[number] for number in numbers)
-        return [
-            dataclasses.replace(self.requests[number], pooled_prompt_embeds=pooled[self.prompts[number]])
-            for number in numbers
-        ]
+    def _draw_group(self, group: Group) -> list[tuple[int, np.ndarray]]:
+        """The pictures of a group that are this rank's, by number; with CLIP and the LoRA as they are now."""
+        if self.even:
+            # within each group, so that all ranks take as many denoising steps
+            places = self.runtime.share(len(group.numbers), even=True)
+            mine = [(group.numbers[place], self.runtime.has_turn(place)) for place in places]
+        else:
+            mine = [(number, True) for number in group.numbers if self.runtime.has_turn(number)]
+        if not mine:
+            return []
+        with adapter.strength(self._networks() if group.lora != 1 else [], group.lora):
+            pooled = self.vectors.of(self.lines[number].text for number, _ in mine)
+            requests = [
+                dataclasses.replace(self.requests[number], pooled_prompt_embeds=pooled[self.lines[number].text])
+                for number, _ in mine
+            ]
+            drawn = list(self.sampler.draw_pixels(requests, group.settings))
+        return [(number, pixels) for (number, has_turn), pixels in zip(mine, drawn, strict=True) if has_turn]
+
+    def _networks(self) -> list[nn.Cell]:
+        """Those that have a LoRA."""
+        clip = self.vectors.text_encoder
+        return [self.sampler.transformer] if clip is None else [self.sampler.transformer, clip]
 
     def _show(self, step: int) -> None:
         rounds = sample_files.read_rounds(self.output)

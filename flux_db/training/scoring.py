@@ -13,7 +13,7 @@ from flux_db.run import sample_files
 from flux_db.score.runs import open_scorer
 from flux_db.score.samples import read_pictures, read_samples
 from flux_db.score.scorer import Folders, Scorer, Scores, locate
-from flux_db.settings.derived import instance_prompt, validation_prompts, validation_size
+from flux_db.settings.derived import instance_prompt, sample_prompts, validation_prompts, validation_size
 from flux_db.settings.schema import Config
 
 
@@ -28,7 +28,7 @@ class Scoring:
         validation = config.validation
         self.output = Path(config.output.output_dir)
         self.scorer = scorer
-        prompts = validation_prompts(config)
+        prompts = [f"{line.text} {line.options}".strip() for line in sample_prompts(config)]
         self.count = len(prompts) * validation.num_validation_images
         about = [scorer.by, scorer.fingerprint, prompts, validation.num_validation_images, validation.validation_seed]
         about += [validation_size(config), validation.validation_inference_steps, validation.validation_guidance]

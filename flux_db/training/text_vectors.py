@@ -16,6 +16,7 @@ class TextVectors:
 
     def __init__(self, cache: Cache, text_encoder: nn.Cell | None) -> None:
         self.cache = cache
+        self.text_encoder = text_encoder
         self.pooled = Pooled(text_encoder) if text_encoder is not None else None
 
     def of(self, prompts: Iterable[str]) -> dict[str, np.ndarray]:

@@ -15,8 +15,9 @@ from flux_db.report.run_page import write_report
 from flux_db.run import metrics_file, sample_files
 from flux_db.run.metrics_file import SCORE_FAILED, Row
 from flux_db.run.metrics_log import MetricsLog
-from flux_db.run.saved_state import Best, BestScore, SavedState, lora_steps
+from flux_db.run.saved_state import Best, BestScore, SavedState, Waiting, lora_steps
 from flux_db.settings.schema import Config
+from flux_db.training.early_stop import after_line, after_round
 from flux_db.training.resume import Ground
 from flux_db.training.sample_rounds import Rounds, Validator
 from flux_db.training.scoring import Scoring
@@ -57,6 +58,11 @@ class Validation:
         """The lowest validation loss so far; on rank 0 only."""
         self.best_score: BestScore | None = None
         """The highest score so far; on rank 0 only."""
+        self.waiting = Waiting()
+        """How long the run waits for a better one; on rank 0 only."""
+        self.patience = config.validation.early_stop_patience
+        self.is_over = False
+        """Whether the run has waited for --early_stop_patience; on every rank the same."""
 
     def is_due(self, step: int) -> bool:
         return self.rounds.is_due(step)
@@ -77,13 +83,31 @@ class Validation:
         if self.runtime.is_main:
             self.metrics_log.end_round(step, sample_files.count(self.output, step))
             write_report(self.output)
+        self._agree()
+
+    def _agree(self) -> None:
+        """Make all ranks know whether the run has waited long enough; the first rank alone has the scores."""
+        if self.patience is not None:
+            is_over = self.runtime.is_main and self.waiting.rounds >= self.patience
+            self.is_over = bool(self.runtime.sum(np.array([is_over], np.float32))[0])
+
+    def why_over(self) -> str:
+        """Why the run ended early, in words."""
+        watched = {"loss": ("lower validation loss", self.best), "score": ("higher score", self.best_score)}
+        measure, best = watched[self.keep_best]
+        rounds = "1 validation round" if self.patience == 1 else f"{self.patience} validation rounds"
+        kept = f"; the best LoRA is that of step {best.step}" if best else ""
+        return f"no {measure} in {rounds} (--early_stop_patience){kept}"
 
     def _measure(self, step: int, held_out: HeldOut, *, is_trained: bool) -> None:
         """The validation loss of all ranks; the LoRA with the lowest is kept, if asked for."""
         loss = held_out.measure()
         if not self.runtime.is_main:
             return
-        best = bool(is_trained and np.isfinite(loss) and (self.best is None or loss < self.best.validation_loss))
+        is_measured = bool(is_trained and np.isfinite(loss))
+        best = is_measured and (self.best is None or loss < self.best.validation_loss)
+        if is_measured and self.keep_best == "loss":
+            self.waiting = after_round(self.waiting, step, is_better=best)
         if best and self._keep("loss"):
             self.best = Best(step, loss, held_out.fingerprint)
         else:
@@ -100,8 +124,10 @@ class Validation:
             say(f"warning: no score at step {step}: {reason}; training goes on")
             self.metrics_log.event({"step": step, "event": SCORE_FAILED, "message": reason})
             return
-        is_number = score is not None and bool(np.isfinite(score))
-        best = bool(is_trained and is_number and (self.best_score is None or score > self.best_score.score))
+        is_measured = bool(is_trained and score is not None and np.isfinite(score))
+        best = is_measured and (self.best_score is None or score > self.best_score.score)
+        if is_measured and self.keep_best == "score":
+            self.waiting = after_round(self.waiting, step, is_better=best)
         if best and self._keep("score"):
             self.best_score = BestScore(step, float(score), scoring.scored_with)
         else:
@@ -121,8 +147,12 @@ class Validation:
     def recall_best(self, saved: SavedState | None, ground: Ground) -> None:
         """Set the best before the start, of the same pictures and measures; none if the LoRA to be kept is gone."""
         self.best = self.best_score = None
-        if not self.runtime.is_main or saved is None:
-            return
+        self.waiting = Waiting()
+        if self.runtime.is_main and saved is not None:
+            self._recall(saved, ground)
+        self._agree()
+
+    def _recall(self, saved: SavedState, ground: Ground) -> None:
         # the checkpoint was saved before the round of its own step
         at_start = [ground.round] if ground.round else []
         if self.held_out:
@@ -135,6 +165,10 @@ class Validation:
             same = best_score is not None and best_score.scored_with == self.scoring.scored_with
             if same and self._is_kept("score", best_score.step, at_start):
                 self.best_score = best_score
+        if {"loss": self.best, "score": self.best_score}.get(self.keep_best) is not None:
+            # a run that watched something else has not waited for this
+            waited = saved.waiting if saved.config["keep_best"] == self.keep_best else Waiting()
+            self.waiting = after_line(waited, ground.round, self.keep_best)
 
     def _is_kept(self, reason: str, step: int, at_start: list[Row]) -> bool:
         """Whether the LoRA of a step is there, if this reason keeps one; that of the start step is written again."""

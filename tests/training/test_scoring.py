@@ -17,7 +17,7 @@ from flux_db.data.dataset import read_dataset
 from flux_db.errors import UserError
 from flux_db.output_folder import BEST_LORA
 from flux_db.run.metrics_log import MetricsLog
-from flux_db.run.saved_state import BestScore, lora_steps, read
+from flux_db.run.saved_state import BestScore, Waiting, lora_steps, read
 from flux_db.settings.command_line import parse_config
 from flux_db.settings.schema import from_flat_dict, with_defaults
 from flux_db.training.resume import Ground
@@ -180,12 +180,15 @@ def test_only_the_first_rank_scores_and_the_others_go_on(tmp_path):
     assert other.best_score is None and not (tmp_path / "metrics.jsonl").exists()
 
 
+WAITED = {"waiting": Waiting(), "config": {"keep_best": "score"}}
+
+
 def test_the_best_score_is_recalled_only_with_its_lora_and_the_same_measure(tmp_path, monkeypatch):
     monkeypatch.setattr("flux_db.training.validation.lora_steps", lambda path: 2 if path.exists() else None)
 
     def recalled(best, row=None, keep="score"):
         made = validation(tmp_path, Scripted(), keep=keep)
-        made.recall_best(SimpleNamespace(best=None, knows_best=True, best_score=best), Ground(None, row))
+        made.recall_best(SimpleNamespace(best=None, knows_best=True, best_score=best, **WAITED), Ground(None, row))
         return made.best_score
 
     best = BestScore(2, 0.5, "x")

@@ -25,7 +25,7 @@ from flux_db.model.runtime import Runtime
 from flux_db.output_folder import BEST_LORA
 from flux_db.run import sample_files
 from flux_db.run.metrics_log import MetricsLog
-from flux_db.run.saved_state import Best
+from flux_db.run.saved_state import Best, Waiting
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import from_flat_dict
 from flux_db.training.resume import Ground
@@ -311,6 +311,9 @@ def recalled(tmp_path, saved, row=None, **changes):
     return validation.best
 
 
+WAITED = {"waiting": Waiting(), "config": {"keep_best": "loss"}}
+
+
 def best_file(step):
     return save({"a": np.zeros(1)}, {"steps": str(step)})
 
@@ -320,19 +323,19 @@ def line(step, best=True, pictures="x"):
 
 
 def test_the_best_survives_a_resume_only_with_its_lora(tmp_path):
-    saved = SimpleNamespace(best=Best(2, 0.5, "x"), knows_best=True)
+    saved = SimpleNamespace(best=Best(2, 0.5, "x"), knows_best=True, **WAITED)
     assert recalled(tmp_path, saved, keep_best=False) == saved.best
     assert recalled(tmp_path, saved) is None, "its LoRA is to be kept, and gone"
     for step, best in ((2, saved.best), (6, None)):
         (tmp_path / BEST_LORA).write_bytes(best_file(step))
         assert recalled(tmp_path, saved) == best
-    assert recalled(tmp_path, SimpleNamespace(best=Best(2, 0.5, "other pictures"), knows_best=True)) is None
+    assert recalled(tmp_path, SimpleNamespace(best=Best(2, 0.5, "other pictures"), knows_best=True, **WAITED)) is None
     assert recalled(tmp_path, None) is None
 
 
 def test_the_best_of_the_start_steps_own_round_is_written_again(tmp_path):
     """The checkpoint was saved before that round, so its LoRA is the checkpoint's weights."""
-    saved = SimpleNamespace(best=Best(2, 0.5, "x"), knows_best=True)
+    saved = SimpleNamespace(best=Best(2, 0.5, "x"), knows_best=True, **WAITED)
     (tmp_path / BEST_LORA).write_bytes(best_file(2))
     assert recalled(tmp_path, saved, line(4, best=False)) == saved.best
     assert recalled(tmp_path, saved, line(4)) == Best(4, 0.25, "x")
@@ -343,7 +346,7 @@ def test_a_checkpoint_of_an_older_version_has_its_best_in_the_metrics(tmp_path):
     rows = [line(2), line(3, best=False), {"step": 3, "loss": 1.0}, line(4) | {"validation_loss": None}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / BEST_LORA).write_bytes(best_file(2))
-    assert recalled(tmp_path, SimpleNamespace(best=None, knows_best=False)) == Best(2, 0.5, "x")
+    assert recalled(tmp_path, SimpleNamespace(best=None, knows_best=False, **WAITED)) == Best(2, 0.5, "x")
 
 
 def test_rounds_are_due_at_both_ends_and_between():
