@@ -54,6 +54,7 @@ ACLNN = {
     "Minimum": "Minimum",
     "Mul": "Mul",
     "Muls": "Muls",
+    "Neg": "Neg",
     "PowTensorScalar": "PowTensorScalar",
     "ReduceMean": "Mean",
     "ReduceSum": "ReduceSum",
