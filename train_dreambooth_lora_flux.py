@@ -32,8 +32,6 @@ def main(argv: list[str]) -> int:
 
         return dry_run.run(given, demand_resumable)
     config, seen = check_everything(given, check_hub)
-    if is_first_process():
-        peer_notes.say_notes(given)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         # Only now: a mistake in the settings is reported within a second, without MindSpore
         from flux_db.model import runtime
@@ -43,6 +41,8 @@ def main(argv: list[str]) -> int:
 
         device = runtime.start(config.runtime)
         prepared = prepare(config, device, seen)
+        if device.is_main:
+            peer_notes.say_notes(given)
         training = build(config, device, prepared.model, prepared.dataset)
         ground = restore(config, device, prepared, training)
         outcome = train(config, device, prepared, training, ground, stop)

@@ -186,8 +186,8 @@ def _part_problems(config: Config, own: Layers, lora: LoraConfig, rank: str, lay
     if other and not config.lora.init_lora_resize:
         name = other[0]
         why = (
-            f"its LoRA on {name} has rank {own[name].rank}, and rank {ranks[name]} is asked for; leave --{rank} out, or"
-            " add --init_lora_resize"
+            f"its LoRA on {name} has rank {own[name].rank}, and this run's is {ranks[name]}; give --{rank}"
+            f" {own[name].rank}, or add --init_lora_resize"
         )
         return [_problem(config, why, rank, "lora_rank_pattern", "init_lora_resize")]
     return []

@@ -17,7 +17,6 @@ PRESETS = {"attention": ATTENTION_LAYERS, "default": DEFAULT_LAYERS, "all": ALL_
 
 # As LoRA trainers call the two kinds of blocks -> as FLUX.1's layers begin.
 BLOCKS = {"double": "transformer_blocks", "single": "single_transformer_blocks"}
-LAST_BLOCK = 9999
 
 _IN_BLOCK = re.compile(r"(transformer_blocks|single_transformer_blocks)\.([0-9]{1,4})\.(.+)", re.ASCII)
 _RANGE = re.compile(r"(?:(double|single):)?\s*([0-9]{1,4})(?:-([0-9]{1,4}))?", re.ASCII)

@@ -101,13 +101,13 @@ def test_clips_rank_and_layers_are_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("layers", "flags", "why"),
     [
-        ({Q: layer(4)}, ["--rank", "8"], "has rank 4, and rank 8 is asked for; leave --rank out, or add --init_lora_r"),
-        ({Q: layer(4)}, ["--lora_rank_pattern", "to_q=2"], "has rank 4, and rank 2 is asked for"),
+        ({Q: layer(4)}, ["--rank", "8"], "has rank 4, and this run's is 8; give --rank 4, or add --init_lora_resize"),
+        ({Q: layer(4)}, ["--lora_rank_pattern", "to_q=2"], "has rank 4, and this run's is 2"),
         ({Q: layer(4), K: layer(4)}, ["--lora_layers", "single:3"], f"has a LoRA on {Q}, which --lora_layers does not"),
         ({Q: layer(4), TEXT: layer(4)}, [], "has layers of CLIP, which is not trained"),
         ({Q: layer(4)}, ["--train_text_encoder"], "has no layers of CLIP for --train_text_encoder"),
         ({TEXT: layer(4)}, ["--train_text_encoder"], "has no layers of FLUX.1's transformer"),
-        ({Q: layer(4), TEXT: layer(2)}, ["--train_text_encoder", "--text_encoder_rank", "3"], "leave --text_enc"),
+        ({Q: layer(4), TEXT: layer(2)}, ["--train_text_encoder", "--text_encoder_rank", "3"], "give --text_encoder_r"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, layers, flags, why):

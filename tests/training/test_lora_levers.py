@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 
+import mindspore as ms
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -11,6 +12,9 @@ from world import lora_bytes, metrics, train
 
 from flux_db.errors import UserError
 from flux_db.lora import convert, init_lora, lora_file
+from flux_db.model import adapter, loading
+from flux_db.settings import lora_layers
+from flux_db.settings.schema import LoraConfig
 from flux_db.weight_file import open_weights, to_bytes
 
 Q, OUT = "single_transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.proj_out"
@@ -24,6 +28,19 @@ RUN = {
     "gradient_accumulation_steps": 2,
     "checkpointing_steps": 2,
 }
+
+
+@pytest.mark.parametrize("text", [None, "all", "attention,double:1", "proj_out,single:1", "proj_out"])
+def test_the_layers_that_are_chosen_are_those_with_a_lora(cpu, whole_world, text):
+    transformer = loading.load_transformer(whole_world.model, ms.float32)
+    lora = LoraConfig(rank=3, lora_layers=text, lora_rank_pattern=("proj_out=2", r".*\.1\.attn\.to_q=1"))
+    wanted = lora_layers.chosen(lora, adapter.linear_layers(transformer))
+    adapter.inject(transformer, lora, seed=0)
+    ranks = {
+        name.rpartition(".")[0]: p.shape[0] for name, p in adapter.parameters(transformer).items() if name[-1] == "A"
+    }
+    assert ranks == {name: lora_layers.rank_of(lora, name) for name in wanted} and len(ranks) > 0
+    assert ("proj_out" in ranks) == (text == "proj_out"), "the last layer of all has this name too"
 
 
 @pytest.fixture(scope="module")

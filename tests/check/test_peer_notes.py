@@ -1,0 +1,65 @@
+"""Where a command line of diffusers' or mindone's script means something else here: a line for each."""
+
+import pytest
+
+from flux_db.check.peer_notes import notes
+from flux_db.settings.command_line import read_config
+
+NEEDED = ["--pretrained_model_name_or_path", "m", "--instance_data_dir", "p", "--instance_prompt", "a dog"]
+THEIRS = ["--rank", "4", "--lora_alpha", "4", "--guidance_scale", "3.5", "--train_batch_size", "4"]
+PRIOR = ["--with_prior_preservation", "--class_data_dir", "c", "--class_prompt", "a dog"]
+THERE = "in diffusers' and mindone's scripts"
+
+
+def lines(*flags):
+    return notes(read_config([*NEEDED, *flags]))
+
+
+def test_every_default_that_differs_is_named():
+    assert lines() == [
+        f"--rank is 16 unless it is given, 4 {THERE}",
+        f"--guidance_scale is 1 unless it is given, 3.5 {THERE}",
+        f"--train_batch_size is 1 unless it is given, 4 {THERE}",
+        "--lora_alpha is --rank unless it is given, 4 in diffusers' script",
+    ]
+
+
+def test_what_is_given_needs_no_note():
+    assert lines(*THEIRS) == []
+    assert lines(*THEIRS[:2], *THEIRS[4:]) == [], "alpha is the rank, which is 4 too"
+    assert lines("--lora_rank", "4", *THEIRS[4:]) == [], "mindone's name"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--lr_scheduler", "cosine"], f"--lr_warmup_steps is 0 unless it is given, 500 {THERE}"),
+        (["--optimizer", "prodigy"], "--learning_rate is 1 for Prodigy unless it is given, 0.0001 in diff"),
+        ([*PRIOR], "--num_train_epochs: an epoch is a pass over the pictures of the subject"),
+        ([*PRIOR, "--validation_epochs", "3"], "--num_train_epochs and --validation_epochs: an epoch is a pass over"),
+        ([*PRIOR, "--max_train_steps", "9", "--validation_epochs", "3"], "--validation_epochs: an epoch is a pass"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_means_something_else_is_named(flags, text):
+    (line,) = lines(*THEIRS, *flags)
+    assert line.startswith(text) and "\n" not in line and len(line) < 200
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--lr_scheduler", "cosine", "--lr_warmup_steps", "5"],
+        ["--optimizer", "prodigy", "--learning_rate", "1"],
+        [*PRIOR, "--max_train_steps", "9"],
+        [*PRIOR, "--max_train_steps", "9", "--validation_epochs", "3", "--validation_steps", "2"],
+    ],
+)
+def test_where_it_means_the_same_there_is_no_note(flags):
+    assert lines(*THEIRS, *flags) == []
+
+
+def test_a_yaml_file_is_no_command_line_of_theirs(tmp_path):
+    (tmp_path / "run.yaml").write_text("seed: 1\n")
+    assert lines("--config", str(tmp_path / "run.yaml")) == []
+    (line,) = lines("--config", str(tmp_path / "run.yaml"), *PRIOR)
+    assert "an epoch is a pass" in line
