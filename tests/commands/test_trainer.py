@@ -54,7 +54,6 @@ def test_all_problems_at_once_before_anything_is_written(world, tmp_path):
         ({"output_dir": "/proc/nowhere"}, "--output_dir /proc/nowhere"),
         ({"resume_from_checkpoint": "nowhere"}, "nowhere"),
         ({"learning_rat": "1"}, "did you mean --learning_rate"),
-        ({"train_text_encoder": True}, "only the transformer gets a LoRA"),
         ({"enable_mindspore_data_sink": True}, "--enable_mindspore_data_sink"),
     ],
 )

@@ -156,12 +156,12 @@ def test_samples_tell_their_prompts(tmp_path):
 
 def test_the_sheet_has_steps_down_and_prompts_across(tmp_path):
     for step in (0, 5):
-        write_round(tmp_path, step, prompts=("a dog", "a very long prompt " * 20))
+        write_round(tmp_path, step, prompts=("a dog", "a very long prompt " * 20), side=128)
     picture = sample_sheet.sample_sheet(sample_files.read_rounds(tmp_path))
     pixels = np.asarray(picture)
-    last = np.asarray(noise_picture(32, 5 + 3))  # step 5, fourth column: in the lower right corner
+    last = np.asarray(noise_picture(128, 5 + 3))  # step 5, fourth column: in the lower right corner
     assert np.array_equal(
-        pixels[-32 - sample_sheet.GAP : -sample_sheet.GAP, -32 - sample_sheet.GAP : -sample_sheet.GAP], last
+        pixels[-128 - sample_sheet.GAP : -sample_sheet.GAP, -128 - sample_sheet.GAP : -sample_sheet.GAP], last
     )
     assert (pixels[:, :30] < 128).any() and (pixels[:30] < 128).any(), "labels at the left and above"
 
@@ -169,9 +169,10 @@ def test_the_sheet_has_steps_down_and_prompts_across(tmp_path):
 def test_the_sheet_of_a_long_run_is_bounded(tmp_path, monkeypatch):
     for step in range(sample_sheet.MOST_ROUNDS + 9):
         write_round(tmp_path, step, numbers=1, side=16)
-    assert sample_sheet.sample_sheet(sample_files.read_rounds(tmp_path)).height < (sample_sheet.MOST_ROUNDS + 3) * (
-        16 + sample_sheet.GAP
-    )
+    sheet = sample_sheet.sample_sheet(sample_files.read_rounds(tmp_path))
+    # small samples are enlarged
+    assert sheet.height < (sample_sheet.MOST_ROUNDS + 3) * (sample_sheet.EASILY_SEEN + sample_sheet.GAP)
+    assert sheet.width > sample_sheet.EASILY_SEEN
     monkeypatch.setattr(sample_sheet, "MOST_PIXELS", 200_000)
     for step in range(3):
         write_round(tmp_path / "large", step, numbers=4, side=256)
