@@ -40,8 +40,8 @@ PROMPTS = (
 )
 DEFAULT: dict[str, Any] = {
     "rank": 16,
-    "learning_rate": 1e-3,
-    "train_batch_size": 1,
+    "learning_rate": 2e-3,
+    "train_batch_size": 2,
     "guidance_scale": 1.0,
     "max_train_steps": STEPS,
     "validation_steps": EVERY,
@@ -79,9 +79,7 @@ ROWS: dict[str, Row] = {
     **{f"{step} steps": Row(of="default", step=step) for step in (50, 100, 400)},
     "rank 4": Row({"rank": 4}),
     "rank 64": Row({"rank": 64}),
-    "learning rate 1e-4": Row({"learning_rate": 1e-4}),
-    "learning rate 3e-4": Row({"learning_rate": 3e-4}),
-    "learning rate 3e-3": Row({"learning_rate": 3e-3}),
+    **{f"learning rate {rate}": Row({"learning_rate": float(rate)}) for rate in ("1e-4", "5e-4", "1e-3", "4e-3")},
     "prodigy": Row({"optimizer": "prodigy", "learning_rate": 1.0}),
     **{
         f"weighting {name}": Row({"weighting_scheme": name})
@@ -91,7 +89,13 @@ ROWS: dict[str, Row] = {
     "captions: none": Row(captions="none"),
     "captions: full": Row(captions="full"),
     "guidance 3.5": Row({"guidance_scale": 3.5}),
-    "batch 4": Row({"train_batch_size": 4}),
+    **{f"batch {size}": Row({"train_batch_size": size}) for size in (1, 4)},
+    "flux_shift": Row({"timestep_sampling": "flux_shift"}),
+    "preserved class": Row({"preserve_class": "dog"}),
+    "EMA 0.99": Row({"ema_decay": 0.99}),
+    "huber": Row({"loss": "huber"}),
+    "LoRA+ 16": Row({"loraplus_ratio": 16}),
+    "text encoder": Row({"train_text_encoder": True}),
     "caption dropout 0.1": Row({"caption_dropout": 0.1}),
     "diffusers": Row({"lora_alpha": 16}, captions="none"),
 }
