@@ -166,7 +166,7 @@ def problems(config: Config, layers: Layers) -> list[Problem]:
     if not found and os.path.isdir(model):
         additions = {name: [(layer, 1.0)] for name, layer in layers.items()}
         try:
-            misfits = merge.misfits(model, additions)
+            misfits = merge.unfit(model, additions)
         except UserError:  # the model's own problem, which its check reports
             misfits = []
         found += [_problem(config, text, "pretrained_model_name_or_path") for text in misfits]

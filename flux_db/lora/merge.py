@@ -106,13 +106,18 @@ def finite_as(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
 
 def misfits(model: Path, loras: Sequence[Weighted], additions: Additions) -> list[str]:
     """What the LoRAs add to layers that the model does not have, or not in this shape."""
+    files = " or ".join(dict.fromkeys(str(lora.path) for lora in loras))
+    return [f"{files}: {text}" for text in unfit(model, additions)]
+
+
+def unfit(model: Path, additions: Additions) -> list[str]:
+    """The same without the names of the LoRA files."""
     problems = [
         problem for part, own in by_part(additions).items() for problem in _part_misfits(weight_files(model, part), own)
     ]
     few = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
-    files = " or ".join(dict.fromkeys(str(lora.path) for lora in loras))
     remedy = "use it with the model that it was trained on"
-    return [f"{files}: does not fit {model}: {'; '.join(few)}; {remedy}"] if few else []
+    return [f"does not fit {model}: {'; '.join(few)}; {remedy}"] if few else []
 
 
 def _part_misfits(files: Sequence[WeightFile], additions: Additions) -> list[str]:
