@@ -125,7 +125,8 @@ def test_whole_numbers_names_shapes_and_facts_must_be_the_same_everywhere():
         "ids.t5: not the same bits",
         "lora_keys: not the same",
     ]
-    assert len(found) == 4 + sum(map(len, drift.values())) and found[4].endswith(": 3 times as large")
+    tripled = sum(error > 0 for errors in drift.values() for error in errors.values())  # some are nothing in fp16
+    assert len(found) == 4 + tripled and found[4].endswith(": 3 times as large")
 
 
 def test_tolerances_of_half_precision():
