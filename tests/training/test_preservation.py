@@ -1,6 +1,7 @@
 """Differential output preservation: the gate, the loss by the formula, resume, and how a batch is dealt."""
 
 import dataclasses
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -120,7 +121,7 @@ def whole(cpu, world, tmp_path_factory):
 
 def test_the_prompts_of_the_class_are_encoded_and_dealt_with_their_pictures(whole, cpu):
     config, _ = whole
-    cache = encode_cache.open_cache(config, config.model.pretrained_model_name_or_path)
+    cache = encode_cache.open_cache(config, Path(config.model.pretrained_model_name_or_path))
     dataset, _ = read_dataset(config)
 
     def batches(**layout):
