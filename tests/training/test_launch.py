@@ -366,21 +366,3 @@ def test_two_devices_train_both_loras_as_one_does(world, tmp_path):
     assert difference <= 1e-5
     moved = {name: abs(value).max() for name, value in load(lora_bytes(two)).items() if "text_encoder." in name}
     assert len(moved) == 16 and all(value > 1e-3 for value in moved.values())
-
-
-def test_two_devices_train_ranks_and_rates_as_one_does_from_the_same_lora(world, tmp_path):
-    """The second run starts from the LoRA of the first, and has its rank from it."""
-    for devices in (1, 2):
-        settings = world.settings(tmp_path / str(devices), train_batch_size=4 // devices, **LEVERS)
-        process = start(settings, devices=devices)
-        text = finish(process)
-        assert process.returncode == 0, text[-3000:]
-    one, two = tmp_path / "1", tmp_path / "2"
-    assert losses(two) == pytest.approx(losses(one), rel=1e-5) and largest_difference(one, two) <= 1e-5
-    del settings["rank"], settings["lora_rank_pattern"]
-    process = start(settings | {"output_dir": str(tmp_path / "more"), "init_lora": str(one)})
-    text = finish(process)
-    assert process.returncode == 0 and "LoRA to start from" in text, text[-3000:]
-    first, last = load(lora_bytes(one)), load(lora_bytes(tmp_path / "more"))
-    assert {n: v.shape for n, v in first.items()} == {n: v.shape for n, v in last.items()}
-    assert losses(tmp_path / "more")[0] != losses(one)[0], "the same draws, but no fresh LoRA"
