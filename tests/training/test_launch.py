@@ -38,15 +38,6 @@ BOTH_LORAS = {
 }
 
 
-LEVERS = {
-    "lora_layers": "attn.to_q,single:0",
-    "lora_rank_pattern": "attn.to_q=2",
-    "lora_lr_pattern": "to_q=2",
-    "loraplus_ratio": 4,
-    "max_train_steps": 4,
-    "checkpointing_steps": 2,
-}
-
 HERE = Path(__file__).parent
 
 
