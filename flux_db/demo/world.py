@@ -1,13 +1,13 @@
 """A drawn world: things of eight kinds in eight places, with captions, all from a seed.
 
-The small model is trained on it. Three subjects belong to the world but are never among its pictures: one dog, one
-robot and one style. They are what a LoRA has to learn.
+The small model is trained on it. Some animals have names and always the same coat, so the model learns that a word can
+mean an individual. Three subjects belong to the world but are never among its pictures: one dog, one robot and one
+style. They are what a LoRA has to learn.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,7 +47,14 @@ KINDS: dict[str, tuple[str, ...]] = {
     "house": PAINTS,
     "robot": PAINTS,
 }
+WEIGHTS = {"dog": 3.0}
+"""How often a kind is drawn; 1 unless it is here. The demo's subject is a dog."""
 ANIMALS = ("dog", "cat", "rabbit")
+NAMES = (
+    *("happy", "shiny", "fluffy", "funny", "silver", "gold", "candle", "teapot", "boot", "clock", "bear", "fox"),
+    *("sun", "moon", "cloud", "river", "flower", "summer", "rain", "star"),
+)
+"""Of animals: there is one dog, one cat and one rabbit of each name."""
 POSES = {"bird": ("standing", "flying")} | dict.fromkeys(ANIMALS, ("sitting", "standing"))
 
 SUBJECTS = ("dog", "robot", "ink")
@@ -80,6 +87,8 @@ class Scene:
     """Animals have one."""
     collar: str = ""
     """Its colour; empty for none."""
+    name: str = ""
+    """One of NAMES: an animal with a coat of its own; empty for most."""
     subject: str = ""
     """One of SUBJECTS; empty for all that the small model may see."""
     seed: str
@@ -89,13 +98,16 @@ class Scene:
 def random_scene(seed: int, index: int) -> Scene:
     """Picture number `index` of a seed; no subject is ever among these."""
     rng = random.Random(f"scene/{seed}/{index}")
-    kind = rng.choice(list(KINDS))
+    kind = rng.choices(list(KINDS), [WEIGHTS.get(kind, 1.0) for kind in KINDS])[0]
+    name = rng.choice(NAMES) if kind in ANIMALS and rng.random() < 0.25 else ""
+    own = random.Random(f"individual/{kind}/{name}") if name else rng
     return Scene(
         kind=kind,
-        colour=rng.choice(KINDS[kind]),
+        colour=own.choice(KINDS[kind]),
+        collar=own.choice(COLLARS) if kind in ANIMALS and own.random() < 0.4 else "",
         place=rng.choice(list(PLACES)),
         pose=rng.choice(POSES[kind]) if kind in POSES else "",
-        collar=rng.choice(COLLARS) if kind in ANIMALS and rng.random() < 0.4 else "",
+        name=name,
         seed=f"{seed}/{index}",
     )
 
@@ -104,7 +116,7 @@ def subject_scene(subject: str, seed: int, index: int, place: str | None = None)
     """A picture of one of the subjects."""
     scene = random_scene(seed, index)
     rng = random.Random(f"subject/{seed}/{index}")
-    scene = replace(scene, subject=subject, place=place or scene.place, seed=f"{subject}/{seed}/{index}")
+    scene = replace(scene, subject=subject, place=place or scene.place, name="", seed=f"{subject}/{seed}/{index}")
     if subject == "dog":
         return replace(scene, kind="dog", colour="white", pose=rng.choice(POSES["dog"]), collar="")
     if subject == "robot":
@@ -162,14 +174,21 @@ def shade(colour: Colour, rng: random.Random) -> Colour:
 
 
 def random_coat(scene: Scene, fur: Colour, rng: random.Random) -> Coat:
-    ear = rng.choice(["floppy", "floppy", "pointed"])
+    if scene.name:
+        rng = random.Random(f"coat/{scene.kind}/{scene.name}")
+    ears = rng.choices(["floppy", "pointed"], [2, 1], k=2)
+    if rng.random() < 0.6:
+        ears[1] = ears[0]
     dark = blend(fur, (60, 40, 40), rng.choice([0.0, 0.3, 0.5]))
     light = blend(fur, WHITE, rng.choice([0.3, 0.6, 0.8]))
+    mark = blend(COLOURS[rng.choice(FURS)], (60, 40, 40), rng.choice([0.0, 0.2]))
     return Coat(
         fur=fur,
         light=light,
-        ears=(ear, ear),
-        ear_colours=(dark, dark),
+        ears=(ears[0], ears[1]),
+        ear_colours=(dark, mark if rng.random() < 0.3 else dark),
+        patch=mark if rng.random() < 0.35 else None,
+        saddle=mark if rng.random() < 0.35 else None,
         stripes=scene.kind == "cat" and rng.random() < 0.5,
         collar=shade(COLOURS[scene.collar], rng) if scene.collar else None,
         tag=rng.random() < 0.5,
@@ -229,17 +248,16 @@ OPENINGS = ("a photo of", "a picture of", "an image of", "a drawing of")
 WORN = ("with a {} collar", "wearing a {} collar")
 
 
-def caption(scene: Scene, rng: random.Random, odd_words: Sequence[str] = ()) -> str:
+def caption(scene: Scene, rng: random.Random) -> str:
     """Words for a picture: each attribute may be left out, and the order and phrasing differ.
 
-    Sometimes one of `odd_words` precedes the kind, as the word for a subject will; it means nothing in the picture.
+    A name stands before the kind, as the word for a subject will; the colour is then mostly left out.
     """
-    name = scene.kind
-    if rng.random() < 0.75:
-        name = f"{scene.colour} {name}"
-    odd = rng.choice(odd_words) if odd_words and rng.random() < 0.15 else ""
-    article = "an" if name[0] in "aeiou" else "a"
-    thing = f"{odd} {name}" if odd and rng.random() < 0.7 else " ".join(w for w in (article, odd, name) if w)
+    name = scene.name if rng.random() < 0.85 else ""
+    colour = scene.colour if rng.random() < (0.2 if name else 0.75) else ""
+    thing = " ".join(word for word in (name, colour, scene.kind) if word)
+    if not name or rng.random() < 0.3:
+        thing = f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}"
     if scene.pose and rng.random() < 0.35:
         thing += f" {scene.pose}"
     if scene.collar and rng.random() < 0.7:

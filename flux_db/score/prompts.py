@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from flux_db.demo.world import COLLARS, COLOURS, KINDS, OPENINGS, POSES, WHERE, WORN
+from flux_db.demo.world import COLLARS, COLOURS, KINDS, NAMES, OPENINGS, POSES, WHERE, WORN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ def words(text: str) -> list[str]:
 def _known_words() -> frozenset[str]:
     phrases = [*OPENINGS, *WORN, *(phrase for phrases in WHERE.values() for phrase in phrases)]
     poses = {pose for poses in POSES.values() for pose in poses}
-    return frozenset(word for phrase in phrases for word in words(phrase)) | {"a", "an", *KINDS, *COLOURS, *poses}
+    return frozenset(word for phrase in phrases for word in words(phrase)) | {"a", "an", *KINDS, *COLOURS, *NAMES, *poses}
 
 
 KNOWN = _known_words()

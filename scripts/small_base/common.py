@@ -100,11 +100,13 @@ class Workers:
         """Whether the process that started this one was stopped."""
         return os.getppid() != self._parent
 
-    def mean(self, numbers: Tensor) -> Tensor:
+    def sum(self, numbers: Tensor) -> Tensor:
         if self.count > 1:
             torch.distributed.all_reduce(numbers)
-            numbers /= self.count
         return numbers
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        return self.sum(numbers).div_(self.count)
 
     def average_gradients(self, parameters: list[nn.Parameter], loss: float, progress: float) -> tuple[float, float]:
         """Gradients and loss become the mean of all workers, and the progress that of the first one's clock."""
