@@ -24,7 +24,8 @@ def words(text: str) -> list[str]:
 def _known_words() -> frozenset[str]:
     phrases = [*OPENINGS, *WORN, *(phrase for phrases in WHERE.values() for phrase in phrases)]
     poses = {pose for poses in POSES.values() for pose in poses}
-    return frozenset(word for phrase in phrases for word in words(phrase)) | {"a", "an", *KINDS, *COLOURS, *NAMES, *poses}
+    words_of_phrases = {word for phrase in phrases for word in words(phrase)}
+    return frozenset(words_of_phrases | {"a", "an", *KINDS, *COLOURS, *NAMES, *poses})
 
 
 KNOWN = _known_words()

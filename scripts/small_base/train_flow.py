@@ -45,6 +45,7 @@ EMPTY_SHARE = 0.1
 LENGTHS = (20, 20, 20, 20, 20, 32)
 """Of the T5 tokens: FLUX.1 does not mask the padding, so the model must know several."""
 
+
 def all_captions(tokenizers: Tokenizers) -> tuple[np.ndarray, np.ndarray]:
     """Token ids of CLIP and T5, each [N, CAPTIONS, L]."""
     rows = []
