@@ -13,6 +13,8 @@ from tqdm import tqdm
 
 HEARTBEAT_SECONDS = 20.0
 CLOCK_SECONDS = 1.0
+DONE = "Done."
+"""Printed when all files of a run are written; the launcher looks for it in the log of the first rank."""
 
 
 def say(text: str) -> None:

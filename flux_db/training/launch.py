@@ -112,7 +112,7 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
                 return code
         if where.node_rank == 0 and (code := supervisor.run(child.command("prepare", *flags), **devices)):
             return code
-        return supervisor.run_workers([child.SCRIPT, *flags], where, 0)
+        return supervisor.run_workers([child.SCRIPT, *flags], where, 0, uploads=config.hub.push_to_hub)
 
 
 class Supervisor:
@@ -172,8 +172,11 @@ class Supervisor:
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
             return self._wait(process)
 
-    def run_workers(self, command: Sequence[str], where: Devices, stage: int) -> int:
-        """The command on every device under msrun; returns the exit code of the worker that failed first, or 0."""
+    def run_workers(self, command: Sequence[str], where: Devices, stage: int, *, uploads: bool = False) -> int:
+        """The command on every device under msrun; returns the exit code of the worker that failed first, or 0.
+
+        `uploads`: a run still has something to do when its files are written.
+        """
         worker_logs.keep_old(self.log_dir)
         port = _port(where, stage)
         if where.node_rank:
@@ -209,6 +212,9 @@ class Supervisor:
         self._msrun = None
         if code == 0 or self.signal:
             return code
+        if not uploads and worker_logs.crashed_when_done(self.log_dir):
+            say("note: MindSpore crashed while it shut down; the run was complete, and all its files are written")
+            return 0
         return worker_logs.report_failure(self.log_dir, self._ranks)
 
     def _environment(self, where: Devices) -> dict[str, str]:

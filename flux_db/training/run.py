@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from flux_db.console import say
+from flux_db.console import DONE, say
 from flux_db.data.batches import BatchSource
 from flux_db.data.dataset import Dataset
 from flux_db.data.encode_cache import Cache
@@ -162,7 +162,7 @@ def _print_results(config: Config) -> None:
         "metrics": output / METRICS,
         "report": output / REPORT,
     }
-    say("Done.")
+    say(DONE)
     keep = config.validation.keep_best
     if keep != "none" and not places["best"].is_file():
         reason = "no validation loss was finite" if keep == "loss" else "no round of samples has a score"

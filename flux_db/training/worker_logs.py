@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flux_db.console import say
+from flux_db.console import DONE, say
 
 MSRUN = "msrun.log"
 SHOWN_LINES = 15
@@ -65,6 +65,13 @@ def follow(path: Path) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def crashed_when_done(log_dir: Path) -> bool:
+    """Whether a worker crashed in MindSpore's own shutdown: the run had written all its files by then."""
+    match, log = _first_failure(log_dir), worker(log_dir, 0)
+    crashed = match is not None and -int(match[2]) in (signal.SIGSEGV, signal.SIGABRT)
+    return crashed and log.exists() and DONE in log.read_text(errors="replace").splitlines()
 
 
 def report_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:

@@ -35,7 +35,7 @@ from train_vae import build_vae, channels_of
 
 from flux_db.demo.world import caption, random_scene
 
-COUNT = 20_000
+COUNT = 16_000
 CAPTIONS = 4
 BATCH = 32
 PEAK = 1e-3

@@ -26,6 +26,9 @@ if role == "MS_SCHED":
 if rank == "1" and wrong == "fail_before_init":
     sys.exit("error: this rank fails before it has joined the others")
 print("Loading the transformer ...", flush=True)
+if wrong == "crash_when_done" and rank == "0":
+    print("Done.", flush=True)
+    os.kill(os.getpid(), 11)
 if rank == "1" and wrong == "raise_after_init":
     raise RuntimeError("this rank fails after it has joined the others")
 time.sleep(300)

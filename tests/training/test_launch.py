@@ -233,6 +233,12 @@ def test_what_goes_wrong_on_one_rank_is_reported(tmp_path, wrong, message):
     assert time.monotonic() - begin < 100, "the scheduler would wait for minutes"
 
 
+def test_a_crash_of_mindspore_after_the_end_of_a_run_is_no_failure(tmp_path):
+    process = start_under_stub(tmp_path / "run", "crash_when_done")
+    text = finish(process)
+    assert process.returncode == 0 and "the run was complete" in text, text[-3000:]
+
+
 # --- without processes -------------------------------------------------------------------------------------------
 
 
