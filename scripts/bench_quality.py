@@ -31,7 +31,7 @@ from flux_db.run.sample_files import read_folder, round_folder
 from flux_db.score.judged import Scores, Subject, score
 from flux_db.score.samples import read_pictures, read_samples
 
-STEPS, EVERY, LAST = 200, 50, 400
+STEPS, EVERY, LAST = 200, 100, 400
 IMAGES, DENOISING, GUIDANCE, SAMPLE_SEED = 4, 12, 3.5, 42
 PROMPTS = (
     *(f"a photo of sks dog {where}" for where in ("on the beach", "in the snow", "at night", "in the desert")),
@@ -44,7 +44,7 @@ DEFAULT: dict[str, Any] = {
     "train_batch_size": 2,
     "guidance_scale": 1.0,
     "max_train_steps": STEPS,
-    "validation_steps": EVERY,
+    "validation_steps": STEPS,
 }
 COLUMNS = {
     "subject": "subject",
@@ -72,11 +72,10 @@ class Row:
         return DEFAULT | dict(self.changes)
 
 
-SCHEMES = ("sigma_sqrt", "logit_normal", "mode", "cosmap")
 PRIOR = {"with_prior_preservation": True, "class_prompt": "a photo of a dog", "num_class_images": 32}
 ROWS: dict[str, Row] = {
-    "default": Row({"max_train_steps": LAST}),
-    **{f"{step} steps": Row(of="default", step=step) for step in (50, 100, 400)},
+    "default": Row({"max_train_steps": LAST, "validation_steps": EVERY}),
+    **{f"{step} steps": Row(of="default", step=step) for step in (100, 300, 400)},
     "rank 4": Row({"rank": 4}),
     "rank 64": Row({"rank": 64}),
     **{f"learning rate {rate}": Row({"learning_rate": float(rate)}) for rate in ("1e-4", "5e-4", "1e-3", "4e-3")},
@@ -90,10 +89,14 @@ ROWS: dict[str, Row] = {
     "captions: full": Row(captions="full"),
     "guidance 3.5": Row({"guidance_scale": 3.5}),
     **{f"batch {size}": Row({"train_batch_size": size}) for size in (1, 4)},
+    "sigmoid": Row({"timestep_sampling": "sigmoid"}),
+    "shift 3": Row({"timestep_sampling": "shift"}),
     "flux_shift": Row({"timestep_sampling": "flux_shift"}),
     "preserved class": Row({"preserve_class": "dog"}),
     "EMA 0.99": Row({"ema_decay": 0.99}),
     "huber": Row({"loss": "huber"}),
+    "layers: attention": Row({"lora_layers": "attention"}),
+    "layers: all": Row({"lora_layers": "all"}),
     "LoRA+ 16": Row({"loraplus_ratio": 16}),
     "text encoder": Row({"train_text_encoder": True}),
     "caption dropout 0.1": Row({"caption_dropout": 0.1}),

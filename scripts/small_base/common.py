@@ -44,13 +44,16 @@ def arguments(description: str, *, minutes: float, **switches: str) -> argparse.
 
 def pictures(work: Path, count: int, seed: int = SEED) -> np.ndarray:
     """The first pictures of a seed as [N, H, W, 3] of bytes, drawn once and then read."""
+    for known in work.glob(f"pictures_{seed}_*.npy"):
+        if int(known.stem.rpartition("_")[2]) >= count:
+            return np.load(known, mmap_mode="r")[:count]
+    unfinished = work / f"drawing_{seed}_{count}.npy"
+    array = np.lib.format.open_memmap(unfinished, "w+", np.uint8, (count, SIZE, SIZE, 3))
+    for i in range(count):
+        array[i] = np.asarray(draw(random_scene(seed, i), SIZE))
+    array.flush()
     path = work / f"pictures_{seed}_{count}.npy"
-    if not path.exists():
-        array = np.lib.format.open_memmap(work / "drawing.npy", "w+", np.uint8, (count, SIZE, SIZE, 3))
-        for i in range(count):
-            array[i] = np.asarray(draw(random_scene(seed, i), SIZE))
-        array.flush()
-        os.replace(work / "drawing.npy", path)
+    os.replace(unfinished, path)
     return np.load(path, mmap_mode="r")
 
 

@@ -27,8 +27,15 @@ QUICK = {"lora_layers": "single_transformer_blocks.0.attn.to_q", "max_train_step
 VALIDATION = {"validation_prompt": "a dog", "num_validation_images": 3, "validation_steps": 5}
 VALIDATION |= {"validation_inference_steps": 2}
 
-BOTH_LORAS = {
-    "lora_layers": "single_transformer_blocks.0.attn.to_q",
+# Both LoRAs, with two ranks and three learning rates in that of the transformer, and the levers of the loss.
+LEVERS = {
+    "lora_layers": "single_transformer_blocks.0.attn.to_q,single_transformer_blocks.0.attn.to_k",
+    "lora_rank_pattern": "to_q=2",
+    "lora_lr_pattern": "to_q=2",
+    "loraplus_ratio": 4,
+    "ema_decay": 0.9,
+    "loss": "huber",
+    "timestep_sampling": "flux_shift",
     "train_text_encoder": True,
     "text_encoder_lr": 1e-2,
     "text_encoder_steps": 3,
@@ -349,10 +356,10 @@ def test_bind_core_ties_each_worker_to_cores_of_its_own(tmp_path):
     assert done.returncode == 0 and cores[0] and cores[1] and not cores[0] & cores[1], done.stderr
 
 
-def test_two_devices_train_both_loras_as_one_does(world, tmp_path):
+def test_two_devices_train_with_every_lever_as_one_does(world, tmp_path):
     """The ranks' weights and moments are compared bit by bit when the checkpoint is saved."""
     for devices in (1, 2):
-        settings = world.settings(tmp_path / str(devices), train_batch_size=4 // devices, **BOTH_LORAS)
+        settings = world.settings(tmp_path / str(devices), train_batch_size=4 // devices, **LEVERS)
         process = start(settings, devices=devices)
         text = finish(process)
         assert process.returncode == 0, text[-3000:]
@@ -363,3 +370,5 @@ def test_two_devices_train_both_loras_as_one_does(world, tmp_path):
     assert difference <= 1e-5
     moved = {name: abs(value).max() for name, value in load(lora_bytes(two)).items() if "text_encoder." in name}
     assert len(moved) == 16 and all(value > 1e-3 for value in moved.values())
+    ranks = {value.shape[0] for name, value in load(lora_bytes(two)).items() if name.endswith("to_q.lora_A.weight")}
+    assert ranks == {2}
