@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Train the small model and its judge from nothing, or go on where it was stopped: bash scripts/small_base/train.sh
 # About 90 minutes on two free cores; more if the cores are shared. PYTHON names an interpreter with the extra interop.
+# With --go_on it starts from the networks in flux_db/demo/small and trains all but the VAE further.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONPATH=. OMP_NUM_THREADS=1
@@ -18,13 +19,18 @@ stage() {
     fi
 }
 
-# Processor time on each of two cores. The first two stages are where the later ones start from: see narrow.py.
-stage wide_vae train_vae.py --minutes 15
-stage wide_flow train_flow.py --minutes 18
-stage narrow_vae narrow.py vae
-stage vae train_vae.py --minutes 5
-stage balance narrow.py balance
-stage narrow_flow narrow.py flow
+# Processor time on each of two cores.
+if [[ "${1:-}" == --go_on ]]; then
+    stage unpack unpack.py
+else
+    # The first two stages are where the later ones start from: see narrow.py.
+    stage wide_vae train_vae.py --minutes 15
+    stage wide_flow train_flow.py --minutes 18
+    stage narrow_vae narrow.py vae
+    stage vae train_vae.py --minutes 5
+    stage balance narrow.py balance
+    stage narrow_flow narrow.py flow
+fi
 stage flow train_flow.py --minutes "${FLOW_MINUTES:-43}"
 stage judge train_judge.py --minutes 6
 # Stops and prints the VAE's factors if flux_db/demo/tiny_model.py has others.

@@ -1,4 +1,4 @@
-"""Train transformer, T5 and CLIP of the small model: python scripts/small_base/train_flow.py --minutes 65
+"""Train transformer, T5 and CLIP of the small model: python scripts/small_base/train_flow.py
 
 Flow matching on latents that are encoded once, one caption in ten left empty. In the last third most of a batch has
 another target: the velocity under classifier-free guidance, computed with the averaged weights; its strength is the
