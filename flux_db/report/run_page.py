@@ -20,7 +20,7 @@ from flux_db.report.page import escape, page, picture, section, table, tiles
 from flux_db.report.thumbnails import data_uris, read_training_pictures
 from flux_db.run.record import Point, RunRecord, read_run
 from flux_db.run.sample_files import Round, spread
-from flux_db.settings.derived import replace_trigger
+from flux_db.settings.concepts import replace_trigger
 from flux_db.settings.schema import SECTIONS
 
 # So much is shown, and so many characters the pictures may take: a report stays below 3 MB.

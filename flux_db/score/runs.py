@@ -17,7 +17,7 @@ from flux_db.run.record import RunRecord, read_run
 from flux_db.run.sample_files import read_folder
 from flux_db.score.samples import pictures_in, read_pictures, read_samples
 from flux_db.score.scorer import Folders, Scorer, Scores, by_features, by_judge
-from flux_db.settings.derived import replace_trigger
+from flux_db.settings.concepts import replace_trigger
 from flux_db.settings.subject_word import subject_word
 
 DEFAULT_PROMPT = "a photo of sks dog"
