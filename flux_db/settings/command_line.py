@@ -150,12 +150,12 @@ def read_config(argv: Sequence[str]) -> Given:
             except ValueError as error:
                 faults.append(Problem(f"{label}{name}: {error}", flag=name))
     unread = {fault.flag for fault in faults}
-    instead = unread | {name for name, value in values.items() if value != ()}
-    missing = [f for name, f in read_flags().items() if f.required and name not in values and f.unless not in instead]
+    given_names = {name for name, value in values.items() if value != ()}
+    missing = [f for f in read_flags().values() if f.required and not {f.name, f.unless} & given_names]
     faults += [
         Problem(f"--{flag.name} is required: {flag.help}", flag=flag.name)
         for flag in missing
-        if flag.name not in unread
+        if not {flag.name, flag.unless} & unread
     ]
 
     config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
