@@ -184,6 +184,6 @@ def fill_cache(config: Config) -> None:
     for example, flip in work.pictures:
         file = cache.picture_file(example, flip)
         latent = example.size.height // shrink, example.size.width // shrink
-        cache.write(file, {"moments": numbers(file, 2 * channels, *latent)})
+        encode._picture_arrays(cache, example, flip, numbers(file, 2 * channels, *latent))
     if work.tokens:
         encode._store_tokens(model, cache, work.tokens)

@@ -217,7 +217,8 @@ def test_every_config_in_the_repository_is_sound_and_names_its_own_command(file)
 
 def test_the_configs_of_the_readme_are_there():
     assert [file.stem for file in CONFIGS] == [
-        "demo_cpu", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_prior", "flux_dev_8devices",
+        "demo_cpu", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_concepts", "flux_dev_64gb_prior",
+        "flux_dev_8devices",
     ]  # fmt: skip
 
 
