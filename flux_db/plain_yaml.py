@@ -36,6 +36,18 @@ class Loader(yaml.SafeLoader):
         return value
 
 
+class SingleKeys(Loader):
+    """Refuses a key given twice, where PyYAML silently takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        first = {key.value: key for key in reversed(keys)}
+        for key in keys:
+            if key is not first[key.value]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load(text: str, loader: type[Loader] = Loader) -> Any:
     """The one document of the text; a yaml.MarkedYAMLError with `problem` if there is anything wrong with it."""
     try:

@@ -32,12 +32,15 @@ class StepInputs(NamedTuple):
     boundary: Any
     """[] true on the last micro-step of an accumulation window"""
     mask: Any = None
-    """[B, 1, h, w] weight of the squared error at each latent; None without masks: then there is no such input"""
+    """[B, 1, h, w] weight of the squared error at each latent; None without masks and concepts: then there is no such
+    input"""
+    concept: Any = None
+    """[B, number of concepts] 1 where a row is of a concept, all 0 for class examples; None if there is but one"""
 
     @property
     def given(self) -> tuple[Any, ...]:
         """The inputs that there are, in order."""
-        return tuple(self) if self.mask is not None else tuple(self)[:-1]
+        return tuple(column for column in self if column is not None)
 
 
 class StepResult(NamedTuple):

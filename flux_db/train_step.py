@@ -39,6 +39,8 @@ class StepSettings:
     """None without --preserve_class; else prompts and dropout keys have a second half, which is of the class."""
     robust: np.ndarray | None = None
     """[2, T] threshold and scale of a robust error at each index; None: the error is squared."""
+    concepts: int = 0
+    """Number of concepts whose errors are summed apart; 0 if there is but one."""
     accumulation: int = 1
     max_grad_norm: float = 1.0
     world_size: int = 1
@@ -118,10 +120,12 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         if self.is_robust:
             self.deltas, self.scales = (Tensor(row, ms.float32) for row in settings.robust)
         self.accumulate = settings.accumulation > 1
-        length = sum(optimizer.sizes) + 2 if self.accumulate else 1
+        self.concepts = settings.concepts
+        self.measures = 1 + self.concepts
+        length = sum(optimizer.sizes) + self.measures + 1 if self.accumulate else 1
         self.window = Parameter(Tensor(np.zeros(length), ms.float32), name="window", requires_grad=False)
         self.stop_asked = Parameter(Tensor([0.0], ms.float32), name="stop_asked", requires_grad=False)
-        self.result_length = len(StepResult._fields)
+        self.result_length = len(StepResult._fields) + self.concepts
         self.all_reduce = ops.AllReduce() if settings.world_size > 1 else ops.Identity()
 
     def ask_to_stop(self) -> None:
@@ -140,7 +144,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
             return text
         return clip_vectors(self.text_encoder, text, self.eos_token_id)
 
-    def forward(self, pictures, eps, noise, index, prompt_embeds, pooled, mask=None):
+    def forward(self, pictures, eps, noise, index, prompt_embeds, pooled, mask=None, concept=None):
         sigma = self.sigmas[index]
         x_0 = flow.latents_from_moments(self.encode(pictures), eps, self.vae_shift, self.vae_scale)
         x_t = flow.add_noise(x_0, noise, sigma)
@@ -157,7 +161,11 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
             loss = flow.prior_preservation(errors, self.prior_loss_weight)
         if self.preserve_weight is not None:
             loss = loss + self.preserve_weight * difference
-        return self.loss_scaler.scale(loss), loss
+        if concept is None:
+            return self.loss_scaler.scale(loss), loss
+        # [B, 1] * [B, concepts] -> [concepts]
+        sums = (errors.reshape(-1, 1) * concept).sum(0)
+        return self.loss_scaler.scale(loss), ops.concat((loss.reshape(1), sums))
 
     def preserved(self, x_t, index, prompt_embeds, pooled):
         """The answers to the prompts, and the mean squared difference from the base model at those of the class."""
@@ -178,7 +186,18 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         return flow.robust_error(velocity, target, self.weights[index], delta, scale, mask)
 
     def construct(
-        self, pictures, eps, noise, index, prompt_embeds, pooled_prompt_embeds, dropout_key, lr, boundary, mask=None
+        self,
+        pictures,
+        eps,
+        noise,
+        index,
+        prompt_embeds,
+        pooled_prompt_embeds,
+        dropout_key,
+        lr,
+        boundary,
+        mask=None,
+        concept=None,
     ):
         if self.dropout_key is not None:
             if self.preserve_weight is not None:
@@ -186,9 +205,10 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
             ops.assign(self.dropout_key, dropout_key)
         inputs = (pictures, eps, noise, index, prompt_embeds, pooled_prompt_embeds)
         inputs = inputs if mask is None else (*inputs, mask)
-        (_, loss), gradients = self.forward_and_backward(*inputs)
+        inputs = inputs if concept is None else (*inputs, concept)
+        (_, measures), gradients = self.forward_and_backward(*inputs)
         # all that ranks tell each other travels as one vector: one accumulator, one all-reduce
-        vector = ops.concat((flatten(gradients), loss.reshape(1), self.stop_asked))
+        vector = ops.concat((flatten(gradients), measures.reshape(self.measures), self.stop_asked))
         if not self.accumulate:
             return self.update(vector, lr)
         vector = self.window + vector
@@ -201,10 +221,14 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         return result
 
     def update(self, vector, lr):
-        """From the window's sum of [gradients, loss, stop] to new weights, unless a gradient is not finite."""
+        """From the window's sum of [gradients, measures, stop] to new weights, unless a gradient is not finite.
+
+        The measures are the loss and the sum of errors of each concept.
+        """
         vector = self.all_reduce(vector) / self.parts
         scale = self.loss_scaler.scale_value * 1.0
-        gradient, loss, stop = vector[:-2] / scale, vector[-2], vector[-1] * self.parts
+        end = -1 - self.measures
+        gradient, loss, stop = vector[:end] / scale, vector[end], vector[-1] * self.parts
         gradient = self.optimizer.trained(gradient, lr)
         norm = ops.sqrt(self.optimizer.sum(gradient * gradient))
         finite = ops.isfinite(norm)
@@ -212,4 +236,7 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
         self.optimizer(gradient * clip, lr, finite)
         if self.dynamic_scale:
             self.loss_scaler.adjust(finite)
-        return ops.stack((loss, norm, finite.astype(ms.float32), scale, stop))  # a StepResult
+        result = ops.stack((loss, norm, finite.astype(ms.float32), scale, stop))  # a StepResult
+        if self.concepts == 0:
+            return result
+        return ops.concat((result, vector[end + 1 : -1]))

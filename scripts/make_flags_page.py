@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from flux_db.settings.command_line import REFUSED, Flag, read_flags  # noqa: E402  a script finds its package beside it
-from flux_db.settings.schema import SECTIONS  # noqa: E402
+from flux_db.settings.schema import SECTIONS, ConceptConfig  # noqa: E402
 
 PAGE = ROOT / "docs" / "flags.md"
 
@@ -76,6 +76,8 @@ def _value(flag: Flag) -> str:
 
 
 def _kind(kind: Any) -> str:
+    if kind == tuple[ConceptConfig, ...]:
+        return "file; in YAML also a list"
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:

@@ -28,14 +28,14 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 PACKAGES = {
     "": "early_interrupt size step_inputs problem console progress files output_folder plain_json plain_yaml png_text"
     " stream streams errors atomic file_memo interrupt line_file child weight_file",
-    "settings": "schema layer_patterns lora_layers prompt_lines derived subject_word preserved command_line"
-    " resume_rules secrets",
+    "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
+    " preserved command_line resume_rules secrets",
     "model": "expected_weights part_weights model_folder parts picture_processor scoring_folder identity device"
     " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime empty_network"
     " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
-    "check": "folders values peer_notes model memory files pictures everything plan contact_sheet dry_run",
+    "check": "folders concepts values peer_notes model memory files pictures everything plan contact_sheet dry_run",
     "lora": "layer_names peft_settings lora_file trained_file convert describe merge resize init_lora"
     " generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",

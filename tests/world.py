@@ -85,6 +85,7 @@ def split_weights(file: Path, *names: str) -> Path:
 
 # Settings that a compiled graph and its first state do not depend on: runs that differ only in these can share one.
 _OF_THE_RUN = """
+concepts
 instance_data_dir instance_prompt encode_cache_dir class_data_dir class_prompt num_class_images mask_dir random_flip
 center_crop cache_crops repeats resolution dataloader_num_workers sample_batch_size max_train_steps num_train_epochs
 learning_rate lr_scheduler lr_warmup_steps output_dir checkpointing_steps checkpoints_total_limit resume_from_checkpoint
@@ -118,11 +119,14 @@ def _shared_graph(config: Config, device: Any, prepared: Any) -> Any:
     """The graph of these settings, in the state in which it was built."""
     from mindspore import Tensor, ops
 
+    from flux_db.settings.preserved import is_preserved
     from flux_db.training.build import build_graph
 
     prior = bool(prepared.dataset.class_examples)
     settings = {name: value for name, value in to_flat_dict(config).items() if name not in _OF_THE_RUN.split()}
-    key = json.dumps([settings, prior], sort_keys=True, default=str)
+    concepts = len(config.data.concepts)
+    key = [settings, prior, prepared.dataset.weighted, is_preserved(config), concepts if concepts > 1 else 0]
+    key = json.dumps(key, sort_keys=True, default=str)
     if key not in _graphs:
         graph = build_graph(config, device, prepared.model, prior=prior)
         _graphs[key] = graph, [(parameter, parameter.asnumpy().copy()) for parameter in _changing(graph)]
@@ -167,7 +171,8 @@ def fill_cache(config: Config) -> None:
     cache = encode_cache.open_cache(config, model)
     cache.folder.mkdir(parents=True, exist_ok=True)
     work = encode.missing(config, cache, read_dataset(config)[0])
-    channels, *side = latent_shape(config, model)
+    channels, side, _ = latent_shape(config, model)
+    shrink = config.data.resolution // side
 
     def numbers(path: Path, *shape: int) -> np.ndarray:
         return np.random.default_rng(list(path.name.encode())).standard_normal(shape).astype(np.float32)
@@ -178,6 +183,7 @@ def fill_cache(config: Config) -> None:
         cache.write(file, {"prompt_embeds": numbers(file, length, 48), "pooled_prompt_embeds": numbers(file, 32)})
     for example, flip in work.pictures:
         file = cache.picture_file(example, flip)
-        cache.write(file, {"moments": numbers(file, 2 * channels, *side)})
+        latent = example.size.height // shrink, example.size.width // shrink
+        encode._picture_arrays(cache, example, flip, numbers(file, 2 * channels, *latent))
     if work.tokens:
         encode._store_tokens(model, cache, work.tokens)

@@ -23,12 +23,13 @@ from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
 from flux_db.data.dataset import Dataset, Example, preserved_prompts, read_dataset
-from flux_db.data.selection import Survey
+from flux_db.data.selection import Subject, Survey
 from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
 from flux_db.problem import Problem
 from flux_db.settings.command_line import Given
-from flux_db.settings.derived import background, has_trigger, raw_sample_prompts
+from flux_db.settings.concepts import has_trigger, setting_name
+from flux_db.settings.derived import background, raw_sample_prompts
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 
@@ -47,7 +48,7 @@ class Row:
 
     example: Example
     name: str
-    """Relative to the folder."""
+    """Relative to the folder; of several concepts with the concept's name before it."""
     size: Size
     """Of the picture."""
     bucket: Size
@@ -65,12 +66,12 @@ def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None
     # With faulty settings nobody knows what the run would be.
     faulty = given.problems_by(check_values)
     dataset = None
-    if not faulty and seen.subject is not None and seen.subject.pictures:
+    if not faulty and seen.subjects and all(subject.pictures for subject in seen.subjects):
         dataset, warnings = read_dataset(config, seen)
         if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)
             print(*map(printable, _report(config, seen, dataset, rows, general, notes(given))), sep="\n")
-            problems += _write_files(config, seen.found.folder, rows)
+            problems += _write_files(config, seen.subjects, rows)
     if problems:
         raise UserError(problems)
     if dataset is not None and demand_resumable is not None:
@@ -81,31 +82,43 @@ def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None
 
 def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Problem]) -> tuple[list[Row], list[str]]:
     """The rows of the table, and the warnings that are about none of them."""
-    folder, examples = seen.found.folder, plan.one_each(dataset)
+    folders, examples = [subject.found.folder for subject in seen.subjects], plan.one_each(dataset)
     of_picture: dict[Path, list[Problem]] = {example.picture.path: [] for example in examples}
     general: list[str] = [*setting_warnings(config), *model_warnings(config), *memory_warnings(config)]
     general += [warning for warning in warnings if warning.path not in of_picture]
     for warning in warnings:
         if warning.path in of_picture:
-            short = warning.text.replace(f"{folder}{os.sep}", "")
+            short = warning.text
+            for folder in folders:
+                short = short.replace(f"{folder}{os.sep}", "")
             of_picture[warning.path].append(Problem(short, kind=warning.kind))
-    if config.data.trigger_word and not _uses_trigger(config, seen):
-        general.append(f"--trigger_word {config.data.trigger_word}: no caption and no prompt holds {{trigger}}")
+    general += [
+        f"{setting_name(config, subject.concept, 'trigger')} {subject.concept.trigger}: no caption and no prompt holds"
+        " {trigger}"
+        for subject in seen.subjects
+        if subject.concept.trigger and not _uses_trigger(config, subject)
+    ]
     rows = [
         Row(
             example=example,
-            name=example.picture.path.relative_to(folder).as_posix(),
+            name=_row_name(seen.subjects, example),
             size=example.picture.size,
             bucket=example.size,
-            warnings=tuple(of_picture[example.picture.path]),
+            warnings=tuple(of_picture.pop(example.picture.path, ())),  # at the first of its sizes
         )
         for example in examples
     ]
     return rows, general
 
 
-def _uses_trigger(config: Config, seen: Survey) -> bool:
-    prompts = [config.data.instance_prompt, *(source.caption or "" for source in seen.found.sources)]
+def _row_name(subjects: Sequence[Subject], example: Example) -> str:
+    subject = subjects[example.concept]
+    name = example.picture.path.relative_to(subject.found.folder).as_posix()
+    return name if len(subjects) == 1 else f"{subject.concept.name}/{name}"
+
+
+def _uses_trigger(config: Config, subject: Subject) -> bool:
+    prompts = [subject.concept.raw_prompt, *(source.caption or "" for source in subject.found.sources)]
     with contextlib.suppress(UserError):  # a file that cannot be read is reported as a problem
         prompts += [line.text for line in raw_sample_prompts(config)]
     return any(map(has_trigger, prompts))
@@ -123,11 +136,16 @@ def _report(
     notes: Sequence[str],
 ) -> Iterator[str]:
     """The lines that are printed, except for the problems."""
-    yield f"Pictures: {len(rows)} in {seen.found.folder}"
+    for number, subject in enumerate(seen.subjects):
+        own = {row.example.picture.path for row in rows if row.example.concept == number}
+        yield f"Pictures: {len(own)} in {subject.found.folder}"
     yield "Sizes are height x width; the bucket is what the model sees."
     yield ""
     yield from _table(config, rows)
     yield ""
+    if config.data.concepts:
+        yield from _concept_table(config, dataset)
+        yield ""
     yield f"Warnings: {_count_warnings(rows)}"
     yield from (f"  {warning}" for warning in general[:MOST_ROWS])
     if len(general) > MOST_ROWS:
@@ -158,6 +176,35 @@ def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
         yield f"  ... and {len(rows) - len(shown)} more: all are in {Path(config.output.output_dir, PICTURE_TABLE)}"
 
 
+def _concept_table(config: Config, dataset: Dataset) -> Iterator[str]:
+    run = plan.make(config, dataset)
+    lines = [("concept", "pictures", "repeats", "examples", "share", "seen", "weight", "sides", "prompt")]
+    for own in run.concepts:
+        concept = own.concept
+        lines.append(
+            (
+                _cut(printable(concept.name), NAME_WIDTH),
+                str(own.pictures),
+                str(concept.repeats),
+                str(own.examples),
+                f"{100 * own.examples / run.examples:.3g} %",
+                _span(own.seen),
+                f"{concept.weight:g}",
+                ",".join(map(str, concept.resolutions)),
+                _cut(printable(concept.prompt), CAPTION_WIDTH),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    yield "Concepts (examples: in an epoch; seen: how often each picture is, in the whole run; weight: of the loss)"
+    for line in lines:
+        yield "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _span(values: tuple[int, int]) -> str:
+    least, most = values
+    return str(least) if least == most else f"{least} to {most}"
+
+
 def _count_warnings(rows: Sequence[Row]) -> str:
     counts = collections.Counter(warning.kind for row in rows for warning in row.warnings)
     return ", ".join(f"{kind.value} {count}" for kind, count in counts.items()) or "none"
@@ -165,11 +212,10 @@ def _count_warnings(rows: Sequence[Row]) -> str:
 
 def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     run, optim, data = plan.make(config, dataset), config.optim, config.data
-    least, most = run.seen
     sizes = [f"{size} (pictures: {count})" for size, count in run.sizes.items()]
     devices = "1 device" if run.devices == 1 else f"{run.devices} devices"
     parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {devices}"
-    repeats = f": {run.pictures} pictures, each {data.repeats} times" if data.repeats > 1 else ""
+    repeats = _repeats(run)
     yield "Training"
     yield f"  batch              {parts} = {run.batch}"
     if config.runtime.distributed and run.devices == 1:
@@ -183,7 +229,7 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
         yield f"                     fewer after {rounds} without {watched}"
     if optim.max_train_minutes is not None:
         yield f"                     stopped after {optim.max_train_minutes:g} minutes with a checkpoint, to be resumed"
-    yield f"  each picture       is seen {least if least == most else f'{least} to {most}'} times"
+    yield f"  each picture       is seen {_span(run.seen)} times"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
     for number, line in enumerate(memory_lines(config)):
         yield f"  {'' if number else 'host memory':18} {line}"
@@ -197,6 +243,14 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
         yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"
 
 
+def _repeats(run: plan.Plan) -> str:
+    if run.examples == run.pictures:
+        return ""
+    if len(run.concepts) == 1 and len(run.concepts[0].concept.resolutions) == 1:
+        return f": {run.pictures} pictures, each {run.concepts[0].concept.repeats} times"
+    return f": {run.pictures} pictures with their repeats and sizes"
+
+
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
@@ -204,10 +258,10 @@ def _cut(text: str, width: int) -> str:
 # --- the files ---------------------------------------------------------------------------------------------------
 
 
-def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[Problem]:
+def _write_files(config: Config, subjects: Sequence[Subject], rows: Sequence[Row]) -> list[Problem]:
     """Contact sheet and table; the problems there were with them."""
     output = Path(config.output.output_dir)
-    sheet = _sheet(config, folder, rows)
+    sheet = _sheet(config, subjects, rows)
     try:
         output.mkdir(parents=True, exist_ok=True)
         write_png(output / CONTACT_SHEET, sheet)
@@ -219,7 +273,7 @@ def _write_files(config: Config, folder: Path, rows: Sequence[Row]) -> list[Prob
     return []
 
 
-def _sheet(config: Config, folder: Path, rows: Sequence[Row]) -> Image.Image:
+def _sheet(config: Config, subjects: Sequence[Subject], rows: Sequence[Row]) -> Image.Image:
     """The contact sheet. Of very many pictures those with warnings come first."""
     data, most = config.data, contact_sheet.MOST_CELLS
     chosen = rows if len(rows) <= most else sorted(rows, key=lambda row: not row.warnings)[:most]
@@ -235,7 +289,8 @@ def _sheet(config: Config, folder: Path, rows: Sequence[Row]) -> Image.Image:
         )
         for row in chosen
     ]
-    title = f"{len(cells)} of {len(rows)} pictures of {printable(str(folder))}, cropped as the model sees them"
+    folders = printable(", ".join(str(subject.found.folder) for subject in subjects))
+    title = f"{len(cells)} of {len(rows)} pictures of {folders}, cropped as the model sees them"
     if not (data.cache_latents or data.center_crop):
         title += " (an example: the crop is drawn anew at every step)"
     return contact_sheet.draw(cells, title, background(config))

@@ -11,7 +11,8 @@ from flux_db.check.model import check_model
 from flux_db.errors import UserError
 from flux_db.model import scoring_folder
 from flux_db.problem import Problem
-from flux_db.settings.derived import has_trigger, raw_sample_prompts, validation_prompts
+from flux_db.settings.concepts import has_trigger
+from flux_db.settings.derived import raw_sample_prompts, triggers, validation_prompts
 from flux_db.settings.schema import TRACKERS, Config
 from flux_db.settings.subject_word import names_subject, word_of
 
@@ -23,6 +24,10 @@ def check_files(config: Config) -> list[Problem]:
     for name in ("instance_data_dir", "mask_dir"):
         if getattr(data, name) is not None:
             problems += _reading_problems(name, getattr(data, name))
+    for concept in data.concepts:
+        for key in ("dir", "mask_dir"):
+            if (folder := getattr(concept, key)) is not None:
+                problems += _reading_problems("concepts", folder, key)
     if data.dataset_name is not None:
         problems += _dataset_problems(data.dataset_name)
     if data.class_data_dir is not None and not os.path.isdir(data.class_data_dir):
@@ -44,9 +49,10 @@ def _prompts_file_problems(config: Config) -> list[Problem]:
     file = config.validation.validation_prompts_file
     if file is None:
         return []
-    if config.data.trigger_word is None and any(map(has_trigger, prompts[len(config.validation.validation_prompt) :])):
-        text = f"--validation_prompts_file {file}: needs --trigger_word, which takes the place of {{trigger}}"
-        return [Problem(text, flag="validation_prompts_file", also=("trigger_word",))]
+    if not triggers(config) and any(map(has_trigger, prompts[len(config.validation.validation_prompt) :])):
+        word = "a trigger in --concepts" if config.data.concepts else "--trigger_word"
+        text = f"--validation_prompts_file {file}: needs {word}, which takes the place of {{trigger}}"
+        return [Problem(text, flag="validation_prompts_file", also=("trigger_word", "concepts"))]
     text = f"--validation_prompts_file {file}: has no prompt in it"
     return [] if prompts else [Problem(text, flag="validation_prompts_file")]
 
@@ -115,13 +121,14 @@ def _looks_local(name: str) -> bool:
     return name.startswith((".", os.sep, "~")) or (os.sep in name and os.path.isdir(os.path.dirname(name)))
 
 
-def _reading_problems(flag: str, path: str) -> list[Problem]:
+def _reading_problems(flag: str, path: str, key: str = "") -> list[Problem]:
+    """`key`: of an entry of --concepts."""
     if not os.path.exists(path):
-        return _problem(flag, path, "no such folder; check the path")
+        return _problem(flag, path, "no such folder; check the path", key)
     if not os.path.isdir(path):
-        return _problem(flag, path, "is a file; give the folder")
+        return _problem(flag, path, "is a file; give the folder", key)
     if not os.access(path, os.R_OK | os.X_OK):
-        return _problem(flag, path, "no permission to read this folder")
+        return _problem(flag, path, "no permission to read this folder", key)
     return []
 
 
@@ -146,5 +153,5 @@ def _resume_problems(config: Config) -> list[Problem]:
     return _problem("resume_from_checkpoint", path, f"no such folder; {hint}")
 
 
-def _problem(flag: str, value: str, text: str) -> list[Problem]:
-    return [Problem(f"--{flag} {value}: {text}", flag=flag)]
+def _problem(flag: str, value: str, text: str, key: str = "") -> list[Problem]:
+    return [Problem(f"--{flag}{f': {key}' if key else ''} {value}: {text}", flag=flag)]

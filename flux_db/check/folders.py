@@ -1,8 +1,9 @@
 """Where the folders of a run may lie: apart from its pictures, or a second run would train on what the first has drawn.
 
-Pictures are looked for in all folders below --instance_data_dir, --class_data_dir and --validation_data_dir. So these
-three have nothing in common, and nothing that the program writes lies in one of them. Pictures that the user gives do
-not lie in a folder that the program writes either; class pictures, which it draws itself, may lie in --output_dir.
+Pictures are looked for in all folders below --instance_data_dir, those of --concepts, --class_data_dir and
+--validation_data_dir. So these have nothing in common, and nothing that the program writes lies in one of them.
+Pictures that the user gives do not lie in a folder that the program writes either; class pictures, which it draws
+itself, may lie in --output_dir.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 from flux_db.output_folder import SAMPLES, THUMBNAILS
 from flux_db.problem import Problem
@@ -24,53 +26,56 @@ DRAWN = (SAMPLES, THUMBNAILS)
 AROUND_NOTHING = ("output_dir", "encode_cache_dir", "mask_dir")
 
 
+class _Folder(NamedTuple):
+    """A folder that a setting names."""
+
+    flag: str
+    path: str
+    key: str = ""
+    """Of an entry of --concepts."""
+
+    def __str__(self) -> str:
+        return f"--{self.flag}{f': {self.key}' if self.key else ''} {self.path}"
+
+
 def problems(config: Config) -> list[Problem]:
     """Folders that lie in each other, through links as well; each problem names both flags."""
     pictures, written = _picture_folders(config), _written_folders(config)
     found = [
         Problem(
-            f"--{flag} {path}: {relation} --{other} {place}, and each takes all pictures below it; choose folders"
-            " apart",
-            flag=flag,
-            also=(other,),
+            f"{one}: {relation} {other}, and each takes all pictures below it; choose folders apart",
+            flag=one.flag,
+            also=(other.flag,),
         )
-        for (other, place), (flag, path) in combinations(pictures.items(), 2)
-        if (relation := _relation(path, place))
+        for other, one in combinations(pictures, 2)
+        if (relation := _relation(one.path, other.path))
     ]
     # a folder of masks is not written, but its pictures are not to be trained on either
-    for flag, path in written.items():
-        for other, place in pictures.items():
-            relation = _relation(path, place)
+    for one in written:
+        for other in pictures:
+            relation = _relation(one.path, other.path)
             if relation in (_SAME, _INSIDE):
-                found.append(
-                    Problem(
-                        f"--{flag} {path}: {relation} --{other} {place}, where every picture is used; choose a folder"
-                        " outside of it",
-                        flag=flag,
-                        also=(other,),
-                    )
-                )
-            elif relation == _AROUND and other != "class_data_dir" and flag in AROUND_NOTHING:
-                found.append(
-                    Problem(
-                        f"--{flag} {path}: {relation} --{other} {place}, and must lie apart from it; choose another"
-                        " folder",
-                        flag=flag,
-                        also=(other,),
-                    )
-                )
-    if class_dir := pictures.get("class_data_dir"):
-        found += [
-            Problem(
-                f"--class_data_dir {class_dir}: {relation} {label}, where the program puts other pictures; choose"
-                " another folder",
-                flag="class_data_dir",
-                also=("output_dir", "encode_cache_dir"),
-            )
-            for label, place in _own_places(config).items()
-            if (relation := _relation(class_dir, place)) in (_SAME, _INSIDE)
-        ]
+                text = f"{one}: {relation} {other}, where every picture is used; choose a folder outside of it"
+                found.append(Problem(text, flag=one.flag, also=(other.flag,)))
+            elif relation == _AROUND and other.flag != "class_data_dir" and (one.key or one.flag) in AROUND_NOTHING:
+                text = f"{one}: {relation} {other}, and must lie apart from it; choose another folder"
+                found.append(Problem(text, flag=one.flag, also=(other.flag,)))
+    for one in pictures:
+        if one.flag == "class_data_dir":
+            found += _class_problems(config, one)
     return found
+
+
+def _class_problems(config: Config, folder: _Folder) -> list[Problem]:
+    return [
+        Problem(
+            f"{folder}: {relation} {label}, where the program puts other pictures; choose another folder",
+            flag="class_data_dir",
+            also=("output_dir", "encode_cache_dir"),
+        )
+        for label, place in _own_places(config).items()
+        if (relation := _relation(folder.path, place)) in (_SAME, _INSIDE)
+    ]
 
 
 def strays(config: Config, flag: str, pictures: Iterable[Path]) -> list[Problem]:
@@ -88,27 +93,33 @@ def strays(config: Config, flag: str, pictures: Iterable[Path]) -> list[Problem]
     return found
 
 
-def _picture_folders(config: Config) -> dict[str, str]:
-    """Flag -> folder, of all pictures that are used."""
+def _picture_folders(config: Config) -> list[_Folder]:
+    """Of all pictures that are used."""
     data = config.data
-    folders = {"instance_data_dir": data.instance_data_dir}
-    if data.dataset_name is not None and os.path.isdir(data.dataset_name):
-        folders["dataset_name"] = data.dataset_name
-    folders |= {"class_data_dir": data.class_data_dir, "validation_data_dir": config.validation.validation_data_dir}
-    return {flag: folder for flag, folder in folders.items() if folder}
+    dataset = data.dataset_name if data.dataset_name is not None and os.path.isdir(data.dataset_name) else None
+    given = {
+        "instance_data_dir": data.instance_data_dir,
+        "dataset_name": dataset,
+        "class_data_dir": data.class_data_dir,
+        "validation_data_dir": config.validation.validation_data_dir,
+    }
+    own = [_Folder("concepts", concept.dir, "dir") for concept in data.concepts]
+    return [*own, *(_Folder(flag, path) for flag, path in given.items() if path)]
 
 
-def _written_folders(config: Config) -> dict[str, str]:
-    """Flag -> folder, of what is not to be taken for pictures."""
+def _written_folders(config: Config) -> list[_Folder]:
+    """Of what is not to be taken for pictures."""
     logs = Path(config.output.output_dir, config.output.logging_dir)
-    folders = {
+    given = {
         "output_dir": config.output.output_dir,
         "logging_dir": None if _relation(str(logs), config.output.output_dir) in (_SAME, _INSIDE) else str(logs),
         "encode_cache_dir": config.data.encode_cache_dir,
         "cache_dir": config.model.cache_dir,
         "mask_dir": config.data.mask_dir,
     }
-    return {flag: folder for flag, folder in folders.items() if folder}
+    masks = dict.fromkeys(concept.mask_dir for concept in config.data.concepts if concept.mask_dir)
+    folders = [_Folder(flag, path) for flag, path in given.items() if path]
+    return [*folders, *(_Folder("concepts", path, "mask_dir") for path in masks)]
 
 
 def _own_places(config: Config) -> dict[str, str]:

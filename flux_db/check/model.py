@@ -15,6 +15,7 @@ from flux_db.model.part_weights import INCOMPLETE, choose, read_headers, read_ob
 from flux_db.model.parts import MODEL_PARTS
 from flux_db.problem import Problem
 from flux_db.settings import layer_patterns, lora_layers
+from flux_db.settings.concepts import concepts_of
 from flux_db.settings.derived import sample_prompts, validation_size
 from flux_db.settings.schema import Config, LossConfig
 from flux_db.size import PIXELS_PER_TOKEN, Size
@@ -140,6 +141,8 @@ def _wrong_sides(folder: Path, config: Config) -> list[Problem]:
     data, found = config.data, []
     if data.resolution % multiple:
         found.append(("resolution", f"a multiple of {multiple}, not --resolution {data.resolution}"))
+    if wrong := [side for concept in data.concepts for side in concept.resolutions if side % multiple]:
+        found.append(("concepts", f"multiples of {multiple} as resolutions in --concepts, not {wrong[0]}"))
     if any(side % multiple for size in _possible_sizes(config) for side in size):
         found.append(("aspect_ratio_buckets", f"multiples of {multiple}; name such sizes with --aspect_ratio_buckets"))
     size = config.validation.validation_size
@@ -162,4 +165,7 @@ def _possible_sizes(config: Config) -> list[Size]:
     data, text = config.data, config.data.aspect_ratio_buckets
     if text is None or buckets.problems(text, data.resolution, data.max_buckets):
         return []
-    return buckets.candidates(data.resolution) if text.strip() == buckets.AUTO else buckets.parse(text)
+    if text.strip() != buckets.AUTO:
+        return buckets.parse(text)
+    sides = {side for concept in concepts_of(config) for side in concept.resolutions}
+    return [size for side in sorted(sides) for size in buckets.candidates(side)]

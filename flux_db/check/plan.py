@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from flux_db.data.dataset import Dataset, Example, number_of_devices, total_steps
+from flux_db.settings.concepts import Concept, concepts_of
 from flux_db.settings.derived import global_batch
 from flux_db.settings.schema import Config
 from flux_db.size import Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConceptPlan:
+    """What a run does with the pictures of one concept."""
+
+    concept: Concept
+    pictures: int
+    examples: int
+    """In an epoch: each picture at each of its sizes, with its repeats."""
+    seen: tuple[int, int]
+    """How often a picture is seen at least and at most, in all its sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +39,7 @@ class Plan:
     """How often a picture is seen at least and at most."""
     sizes: dict[Size, int]
     """Of every graph to compile -> number of pictures."""
+    concepts: tuple[ConceptPlan, ...] = ()
 
     @property
     def steps_per_epoch(self) -> float:
@@ -40,32 +55,40 @@ def make(config: Config, dataset: Dataset) -> Plan:
     devices = number_of_devices()
     batch, examples = global_batch(config, devices), len(dataset.examples)
     steps = total_steps(config, dataset, batch)
-    pictures = one_each(dataset)
+    shown = one_each(dataset)
+    concepts = tuple(_concept_plans(config, dataset, steps, batch))
     return Plan(
         devices=devices,
         batch=batch,
         examples=examples,
-        pictures=len(pictures),
+        pictures=len({example.picture.path for example in shown}),
         steps=steps,
-        seen=_times_seen(config, dataset, steps, batch),
-        sizes=dict(collections.Counter(example.size for example in pictures)),
+        seen=(min(concept.seen[0] for concept in concepts), max(concept.seen[1] for concept in concepts)),
+        sizes=dict(collections.Counter(example.size for example in shown)),
+        concepts=concepts,
     )
 
 
-def _times_seen(config: Config, dataset: Dataset, steps: int, batch: int) -> tuple[int, int]:
-    if len(dataset.sizes) == 1:
-        return times_seen(len(dataset.examples), config.data.repeats, steps * batch)
-    counts: collections.Counter[Path] = collections.Counter()
-    for example, count in zip(
-        dataset.examples, dataset.draw_order(config.output.seed, batch).counts(steps), strict=True
-    ):
-        counts[example.picture.path] += int(count)
-    return min(counts.values()), max(counts.values())
+def _concept_plans(config: Config, dataset: Dataset, steps: int, batch: int) -> Iterator[ConceptPlan]:
+    counts = None
+    if len(dataset.sizes) > 1:
+        counts = dataset.draw_order(config.output.seed, batch).counts(steps)
+    for number, concept in enumerate(concepts_of(config)):
+        own = [i for i, example in enumerate(dataset.examples) if example.concept == number]
+        paths = {dataset.examples[i].picture.path for i in own}
+        if counts is None:
+            seen = times_seen(len(dataset.examples), concept.repeats, steps * batch)
+        else:
+            drawn: collections.Counter[Path] = collections.Counter()
+            for i in own:
+                drawn[dataset.examples[i].picture.path] += int(counts[i])
+            seen = min(drawn.values(), default=0), max(drawn.values(), default=0)
+        yield ConceptPlan(concept=concept, pictures=len(paths), examples=len(own), seen=seen)
 
 
 def one_each(dataset: Dataset) -> list[Example]:
-    """The examples of the subject, without their repeats."""
-    return list({example.picture.path: example for example in dataset.examples}.values())
+    """The examples of the concepts, without their repeats: each picture once at each of its sizes."""
+    return list({(example.picture.path, example.size): example for example in dataset.examples}.values())
 
 
 def times_seen(examples: int, repeats: int, draws: int) -> tuple[int, int]:

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from flux_db.check import folders
+from flux_db.check.concepts import concept_problems
 from flux_db.data import buckets
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
 from flux_db.settings import lora_layers
-from flux_db.settings.derived import background, has_trigger, instance_prompt, recomputed
-from flux_db.settings.preserved import names_subject, subject_word
+from flux_db.settings.concepts import concepts_of, has_trigger, setting_name
+from flux_db.settings.derived import background, recomputed, triggers
+from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import TEXT_ENCODER_LAYERS, TRACKERS, Config, DataConfig, LossConfig, to_flat_dict
 from flux_db.settings.subject_word import word_of
 from flux_db.size import LARGEST_SIDE, PIXELS_PER_TOKEN, parse_size
@@ -107,6 +109,7 @@ def check_values(config: Config) -> list[Problem]:
         *_out_of_bounds(values),
         *_empty_texts(values),
         *_contradictions(config),
+        *concept_problems(config),
         *folders.problems(config),
         *_crop_problems(config),
         *_validation_problems(config),
@@ -275,49 +278,15 @@ def _prior_problems(config: Config) -> list[Problem]:
 
 
 def _preserve_problems(config: Config) -> list[Problem]:
-    data, name = config.data, config.data.preserve_class
-    if name is None:
-        weight = data.preserve_weight
-        alone = _Rule(
-            weight != DataConfig.preserve_weight,
-            "preserve_weight",
-            f" {weight:g}: needs --preserve_class; add that or leave it out",
-            ("preserve_class",),
-        )
-        return _broken(alone)
-    word = subject_word(config)
+    """Of the weight; check/concepts.py has those of the class."""
+    weight = config.data.preserve_weight
     return _broken(
         _Rule(
-            data.with_prior_preservation,
-            "preserve_class",
-            f" {name}: --with_prior_preservation keeps the class too, by pictures of it; leave one of them out",
-            ("with_prior_preservation",),
-        ),
-        _Rule(
-            name == "" and data.caption_dropout > 0,
-            "caption_dropout",
-            f' {data.caption_dropout:g}: trains the empty prompt, which --preserve_class "" holds to the base model; '
-            "leave one of them out",
-            ("preserve_class",),
-        ),
-        _Rule(
-            has_trigger(name),
-            "preserve_class",
-            f" {name}: names the class, so without {{trigger}}",
-        ),
-        _Rule(
-            bool(name.strip()) and word is None,
-            "preserve_class",
-            f" {name}: no word for the subject right before {name} in --instance_prompt {data.instance_prompt}; "
-            "give it as --trigger_word",
-            ("instance_prompt", "trigger_word"),
-        ),
-        _Rule(
-            bool(name.strip()) and word is not None and names_subject(name, config),
-            "preserve_class",
-            f" {name}: holds the trigger {word}, so it names the subject; give the class alone",
-            ("instance_prompt", "trigger_word"),
-        ),
+            weight != DataConfig.preserve_weight and not is_preserved(config),
+            "preserve_weight",
+            f" {weight:g}: needs --preserve_class; add that or leave it out",
+            ("preserve_class", "concepts"),
+        )
     )
 
 
@@ -412,13 +381,23 @@ def _crop_problems(config: Config) -> list[Problem]:
 def _picture_contradictions(config: Config) -> list[Problem]:
     data = config.data
     defaults = {field.name: field.default for field in dataclasses.fields(data)}
+    sources = {"instance_data_dir": data.instance_data_dir, "dataset_name": data.dataset_name}
     of_datasets = {name: getattr(data, name) for name in ("dataset_config_name", "image_column", "caption_column")}
     return _broken(
         _Rule(
-            data.instance_data_dir is None and data.dataset_name is None,
+            data.instance_data_dir is None and data.dataset_name is None and not data.concepts,
             "instance_data_dir",
             " or --dataset_name is required: say where the pictures of the subject are",
-            ("dataset_name",),
+            ("dataset_name", "concepts"),
+        ),
+        *(
+            _Rule(
+                bool(data.concepts) and value is not None,
+                name,
+                f" {value}: not together with --concepts, whose entries have a dir; leave one out",
+                ("concepts",),
+            )
+            for name, value in sources.items()
         ),
         _Rule(
             data.instance_data_dir is not None and data.dataset_name is not None,
@@ -446,15 +425,16 @@ def _picture_contradictions(config: Config) -> list[Problem]:
 
 def _trigger_rules(config: Config) -> list[_Rule]:
     data, word = config.data, config.data.trigger_word
-    prompts = [("instance_prompt", data.instance_prompt)]
+    prompts = [("instance_prompt", data.instance_prompt)] if data.instance_prompt is not None else []
     prompts += [("validation_prompt", text) for text in config.validation.validation_prompt]
+    needed = "a trigger in --concepts" if data.concepts else "--trigger_word"
     return [
         *(
             _Rule(
-                word is None and has_trigger(text),
+                not triggers(config) and has_trigger(text),
                 name,
-                f" {text}: needs --trigger_word, which takes the place of {{trigger}}",
-                ("trigger_word",),
+                f" {text}: needs {needed}, which takes the place of {{trigger}}",
+                ("trigger_word", "concepts"),
             )
             for name, text in prompts
         ),
@@ -516,6 +496,8 @@ def _score_rules(config: Config) -> list[_Rule]:
     validation, steps = config.validation, config.validation.score_steps
     networks = {name: getattr(validation, name) for name in ("score_dino", "score_clip")}
     prompts = ("validation_prompt", "validation_prompts_file")
+    subject = concepts_of(config)[0]
+    trigger = "its key trigger" if config.data.concepts else "--trigger_word"
     return [
         _Rule(
             validation.keep_best == "score" and steps is None,
@@ -541,9 +523,9 @@ def _score_rules(config: Config) -> list[_Rule]:
         _Rule(
             steps is not None and any(networks.values()) and word_of(config) is None,
             "score_steps",
-            f' {steps}: --instance_prompt "{instance_prompt(config)}" has no rare word, such as sks, that tells samples'
-            " of the subject from others; name it with --trigger_word",
-            ("instance_prompt", "trigger_word", "class_prompt"),
+            f' {steps}: {setting_name(config, subject, "prompt")} "{subject.prompt}" has no rare word, such as sks,'
+            f" that tells samples of the subject from others; name it with {trigger}",
+            ("instance_prompt", "trigger_word", "class_prompt", "concepts"),
         ),
     ]
 

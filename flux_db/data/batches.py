@@ -20,6 +20,7 @@ from flux_db.data.masks import loss_weights, mask_at
 from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
 from flux_db.data.timesteps import drawn_sigma, nearest_index, timestep_fraction, timestep_index
 from flux_db.errors import UserError
+from flux_db.settings.concepts import Concept, concepts_of
 from flux_db.settings.preserved import is_preserved, preserved_prompt
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -88,6 +89,17 @@ class BatchSource:
         return _Stacks(("prompt_embeds", "pooled_prompt_embeds"))
 
     @cached_property
+    def _concepts(self) -> tuple[Concept, ...]:
+        return concepts_of(self.config)
+
+    def concept_counts(self, step: int) -> np.ndarray:
+        """How many examples of each concept an optimizer step, counted from 1, has over all devices."""
+        batch = self.layout.global_batch
+        items = [self.draw_order.item(k) for k in range((step - 1) * batch, step * batch)]
+        numbers = [self.dataset.examples[item].concept for item in items]
+        return np.bincount(numbers, minlength=len(self._concepts))
+
+    @cached_property
     def draw_order(self) -> DrawOrder:
         return self.dataset.draw_order(self.config.output.seed, self.layout.global_batch)
 
@@ -106,7 +118,7 @@ class BatchSource:
 
     def _row(self, k: int, example: Example, stream_id: int) -> dict[str, np.ndarray]:
         """One example: everything random about it comes from its position k in the stream."""
-        text = "" if stream_id == SUBJECT and self._drops_caption(k) else example.prompt
+        text = "" if stream_id == SUBJECT and self._drops_caption(k, example) else example.prompt
         picture, mask = self._picture(example, k, stream_id)
         latent = self._latent_shape(example.size)
         row = {
@@ -117,11 +129,16 @@ class BatchSource:
             **self._text(text),
             "dropout_key": stream.dropout_key(self.config.output.seed, k, stream_id),
         }
-        return row | ({"mask": self._loss_weights(mask, latent)} if self.dataset.masked else {})
+        if self.dataset.weighted:
+            row["mask"] = self._loss_weights(mask, latent) * np.float32(example.weight)
+        if self.dataset.is_of_several:
+            row["concept"] = np.zeros(len(self._concepts), np.float32)
+            row["concept"][example.concept] = stream_id == SUBJECT
+        return row
 
     def _preserved(self, k: int, example: Example) -> dict[str, np.ndarray]:
         """What a row of --preserve_class has of its own; the picture, its noise and its timestep are the subject's."""
-        text = preserved_prompt(example.prompt, self.config)
+        text = preserved_prompt(example.prompt, self._concepts[example.concept])
         if text is None:
             raise UserError(f'--preserve_class: the trigger is not in the prompt "{example.prompt}"')
         return {**self._text(text), "dropout_key": stream.dropout_key(self.config.output.seed, k, PRESERVED)}
@@ -175,8 +192,8 @@ class BatchSource:
             return np.ones((1, *latent[1:]), np.float32)
         return loss_weights(mask, self.config.data.unmasked_weight)[None]
 
-    def _drops_caption(self, k: int) -> bool:
-        share = self.config.data.caption_dropout
+    def _drops_caption(self, k: int, example: Example) -> bool:
+        share = self._concepts[example.concept].caption_dropout
         return share > 0 and bool(self._rng(k, Purpose.CAPTION, SUBJECT).random() < share)
 
     def _prompt(self, prompt: str) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from flux_db.data.encode_cache import Arrays, Cache, text_precision
 from flux_db.data.masks import mask_at
 from flux_db.data.pixels import load_unchanged, resize_and_crop, to_rgb
 from flux_db.progress import progress_bar
+from flux_db.settings.concepts import concepts_of
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -62,7 +63,7 @@ class Work:
 def prompts_in_use(config: Config) -> tuple[str, ...]:
     """Prompts besides the captions: class, validation, and the empty one for --caption_dropout."""
     prompts = [config.data.class_prompt] if config.data.with_prior_preservation else []
-    prompts += [""] if config.data.caption_dropout else []
+    prompts += [""] if any(concept.caption_dropout for concept in concepts_of(config)) else []
     return tuple(dict.fromkeys([*prompts, *validation_prompts(config)]))
 
 

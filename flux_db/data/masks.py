@@ -56,8 +56,13 @@ class Masks(NamedTuple):
 # ---- finding ----
 
 
-def find_masks(pictures: Sequence[Picture], folder: Path, mask_dir: Path | None, alpha_mask: bool) -> Masks:
-    """The masks of the pictures below `folder`: of `mask_dir`, else sidecars, else, if asked for, alpha channels."""
+def find_masks(
+    pictures: Sequence[Picture], folder: Path, mask_dir: Path | None, alpha_mask: bool, *, alpha_may_lack: bool = False
+) -> Masks:
+    """The masks of the pictures below `folder`: of `mask_dir`, else sidecars, else, if asked for, alpha channels.
+
+    `alpha_may_lack`: it is no problem if none of them has an alpha channel.
+    """
     problems: list[str] = []
     mask_dir = mask_dir if mask_dir and os.path.isdir(mask_dir) else None  # a missing folder is reported by check_files
     named = _named_masks(mask_dir, problems) if mask_dir else {}
@@ -74,7 +79,7 @@ def find_masks(pictures: Sequence[Picture], folder: Path, mask_dir: Path | None,
     if mask_dir and not set(named.values()) & set(files.values()) and not problems:
         text = f"--mask_dir {mask_dir}: no mask has the name of a picture; dog1.png is the mask of dog1.jpg"
         problems.append(Problem(text, flag="mask_dir"))
-    if alpha_mask and not any(mask.is_alpha for mask in by_picture.values()) and not problems:
+    if alpha_mask and not alpha_may_lack and not any(mask.is_alpha for mask in by_picture.values()) and not problems:
         text = "--alpha_mask: no picture without another mask has an alpha channel; leave the flag out"
         problems.append(Problem(text, flag="alpha_mask"))
     return Masks(by_picture, tuple(problems), _warnings(pictures, by_picture, results, named, sidecars, files))

@@ -14,7 +14,8 @@ from flux_db.data.pictures import Found, Inspection, Picture, Source, find_pictu
 from flux_db.file_memo import FileMemo, open_memo
 from flux_db.output_folder import PICTURES_SEEN
 from flux_db.problem import Problem
-from flux_db.settings.derived import cache_path, has_trigger
+from flux_db.settings.concepts import Concept, concepts_of, has_trigger
+from flux_db.settings.derived import cache_path
 from flux_db.settings.schema import Config
 
 # In a message about many.
@@ -26,36 +27,58 @@ def pictures_seen(config: Config) -> FileMemo:
     return open_memo(cache_path(config) / PICTURES_SEEN)
 
 
-def inspect_subject(config: Config, found: Found) -> Inspection:
-    return inspect_pictures(found, _warn_below(config), pictures_seen(config))
+class Subject(NamedTuple):
+    """A concept's pictures, found and inspected."""
+
+    concept: Concept
+    found: Found
+    inspection: Inspection
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        return self.inspection.pictures
 
 
-def _warn_below(config: Config) -> int:
-    """The short side below which a picture is scaled up; with buckets it depends on the shape, and is found later."""
-    return 0 if config.data.aspect_ratio_buckets else config.data.resolution
+def read_subjects(config: Config) -> tuple[Subject, ...]:
+    """The pictures of every concept, in order."""
+    return tuple(read_subject(config, concept) for concept in concepts_of(config))
 
 
-def masks_in_use(config: Config, folder: Path, pictures: Sequence[Picture]) -> Masks:
+def read_subject(config: Config, concept: Concept) -> Subject:
+    found = find_subject(config, concept)
+    return Subject(concept, found, inspect_pictures(found, _warn_below(config, concept), pictures_seen(config)))
+
+
+def _warn_below(config: Config, concept: Concept) -> int:
+    """The short side below which a picture is scaled up; with several sizes it depends on them, and is found later."""
+    several = config.data.aspect_ratio_buckets or len(concept.resolutions) > 1
+    return 0 if several else concept.resolutions[0]
+
+
+def masks_in_use(config: Config, concept: Concept, folder: Path, pictures: Sequence[Picture]) -> Masks:
     data = config.data
     if data.unmasked_weight == 1:
         return Masks({}, (), ())
-    return find_masks(pictures, folder, Path(data.mask_dir) if data.mask_dir else None, data.alpha_mask)
+    # of several concepts only one may have alpha channels
+    alpha_may_lack = data.alpha_mask and len(data.concepts) > 1
+    mask_dir = Path(concept.mask_dir) if concept.mask_dir else None
+    return find_masks(pictures, folder, mask_dir, data.alpha_mask, alpha_may_lack=alpha_may_lack)
 
 
-def find_subject(config: Config) -> Found:
-    """The pictures of the subject and their captions; those of a dataset are written to a folder first."""
-    data = config.data
-    found = find_pictures(Path(data.instance_data_dir) if data.dataset_name is None else hf_dataset.export(config))
-    return _with_trigger_checked(config, found)
+def find_subject(config: Config, concept: Concept) -> Found:
+    """The pictures of a concept and their captions; those of a dataset are written to a folder first."""
+    found = find_pictures(Path(concept.folder) if config.data.dataset_name is None else hf_dataset.export(config))
+    return _with_trigger_checked(config, concept, found)
 
 
-def _with_trigger_checked(config: Config, found: Found) -> Found:
-    without_word = [s.path for s in found.sources if config.data.trigger_word is None and _has_trigger(s)]
+def _with_trigger_checked(config: Config, concept: Concept, found: Found) -> Found:
+    without_word = [s.path for s in found.sources if concept.trigger is None and _has_trigger(s)]
     if without_word:
         shown = ", ".join(str(path) for path in without_word[:FILES_NAMED])
         more = f" and {len(without_word) - FILES_NAMED} more" if len(without_word) > FILES_NAMED else ""
-        text = f"--trigger_word is missing: {{trigger}} is in the captions of {shown}{more}"
-        problem = Problem(text, flag="trigger_word")
+        name = f"--concepts: {concept.name}: trigger" if config.data.concepts else "--trigger_word"
+        text = f"{name} is missing: {{trigger}} is in the captions of {shown}{more}"
+        problem = Problem(text, flag="concepts" if config.data.concepts else "trigger_word")
         found = replace(found, problems=(*found.problems, problem))
     return found
 
@@ -64,8 +87,8 @@ def _has_trigger(source: Source) -> bool:
     return source.caption is not None and has_trigger(source.caption)
 
 
-def trained_pictures(config: Config, subject: Inspection) -> list[Picture]:
-    """The pictures of the subject that are not held out."""
+def trained_pictures(config: Config, subject: Subject) -> list[Picture]:
+    """The pictures of a concept that are not held out."""
     return [p for p in subject.pictures if held_out_place(p) >= config.validation.validation_share]
 
 
@@ -74,11 +97,11 @@ def held_out_place(picture: Picture) -> float:
     return int(hashlib.sha256(f"held out {picture.digest}".encode()).hexdigest()[:12], 16) / 16**12
 
 
-def held_out_pictures(config: Config, subject: Inspection) -> Inspection:
-    """The pictures of the validation loss."""
+def held_out_pictures(config: Config, subject: Subject) -> Inspection:
+    """The concept's pictures of the validation loss. --validation_data_dir is for runs with one concept."""
     folder = config.validation.validation_data_dir
     if folder is not None:
-        found = _with_trigger_checked(config, find_pictures(Path(folder)))
+        found = _with_trigger_checked(config, subject.concept, find_pictures(Path(folder)))
         return inspect_pictures(found, config.data.resolution, pictures_seen(config))
     share = config.validation.validation_share
     return Inspection(tuple(p for p in subject.pictures if held_out_place(p) < share), (), ())
@@ -96,8 +119,7 @@ def lacks_class_images(config: Config) -> bool:
 
 
 class Survey(NamedTuple):
-    """The pictures of the subject, where they could be looked for, and the problems with all pictures."""
+    """The pictures of the concepts, where all could be looked for, and the problems with all pictures."""
 
-    found: Found | None
-    subject: Inspection | None
+    subjects: tuple[Subject, ...] | None
     problems: list[Problem]

@@ -61,5 +61,6 @@ def zeros(config: Config, model: Path, dataset: Dataset, training: Training, siz
         dropout_key=twice(zero(DROPOUT_NUMBERS)),
         lr=np.zeros(3 if clip else (), np.float32),
         boundary=np.array(True),
-        mask=zero(1, *latent) if dataset.masked else None,
+        mask=zero(1, *latent) if dataset.weighted else None,
+        concept=zero(len(config.data.concepts)) if dataset.is_of_several else None,
     )

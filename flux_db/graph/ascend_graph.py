@@ -70,6 +70,8 @@ class Case:
     shard_base: bool = False
     prior: bool = False
     masked: bool = False
+    concepts: int = 0
+    """So many, whose errors are summed apart."""
     clip: bool = False
     """CLIP is trained too."""
     flags: dict[str, Any] = field(default_factory=dict)
@@ -163,6 +165,7 @@ def _settings(case: Case) -> StepSettings:
         prior_loss_weight=1.0 if case.prior else None,
         preserve_weight=data.preserve_weight if is_preserved(case.config) else None,
         robust=robust_table(loss.loss, loss.huber_delta, loss.huber_schedule, table),
+        concepts=case.concepts,
         accumulation=case.accumulation,
         world_size=case.devices,
         dtype=case.dtype,
@@ -185,7 +188,8 @@ def _step_inputs(case: Case) -> list[Tensor]:
         _zeros(3) if case.clip else Tensor(np.float32(1e-4)),
         Tensor(np.array(True)),
     ]
-    return inputs + ([_zeros(case.examples, 1, side, side)] if case.masked else [])
+    inputs += [_zeros(case.examples, 1, side, side)] if case.masked else []
+    return inputs + ([_zeros(case.examples, case.concepts)] if case.concepts else [])
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -376,6 +380,7 @@ LEVERS = Case(
     accumulation=2,
     devices=DEVICES,
     masked=True,
+    concepts=2,
     flags={"preserve_class": "dog", "ema_decay": 0.99, "loss": "huber", "lora_dropout": 0.1},
 )
 GRAPHS: dict[str, Callable[[], str]] = {

@@ -13,7 +13,8 @@ import numpy as np
 from flux_db import __version__
 from flux_db.lora.lora_file import ADAPTER_METADATA
 from flux_db.model.identity import DEV, SCHNELL, base_model_name
-from flux_db.settings.derived import instance_prompt, text_lora
+from flux_db.settings.concepts import comparable, concepts_of
+from flux_db.settings.derived import text_lora, triggers
 from flux_db.settings.lora_layers import needs_alphas
 from flux_db.settings.resume_rules import FREE, GLOBAL_BATCH
 from flux_db.settings.schema import SECTIONS, Config, LoraConfig, to_flat_dict
@@ -61,12 +62,13 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
     """The metadata that people read; and the same under the names that kohya's tools and ComfyUI's helpers know."""
     data, lora, text = config.data, config.lora, text_lora(config)
     base = base_model_name(config.model.pretrained_model_name_or_path)
+    words = _cut(", ".join(triggers(config))) or None
     architecture = {DEV: "flux-1-dev/lora", SCHNELL: "flux-1-schnell/lora"}.get(base)
     facts = {
         "flux_db_version": __version__,
         "base_model": base,
-        "instance_prompt": instance_prompt(config),
-        "trigger_word": data.trigger_word,
+        "instance_prompt": _cut("; ".join(dict.fromkeys(concept.prompt for concept in concepts_of(config)))),
+        "trigger_word": words,
         "rank": lora.rank,
         "alpha": lora.alpha,
         "rank_pattern": _cut("; ".join(lora.lora_rank_pattern)) or None,
@@ -80,7 +82,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "kept_for": facts.kept_for,
         "modelspec.architecture": architecture,
         "modelspec.resolution": f"{data.resolution}x{data.resolution}",
-        "modelspec.trigger_phrase": data.trigger_word,
+        "modelspec.trigger_phrase": words,
         "ss_base_model_version": "flux1",
         "ss_network_dim": lora.rank,
         "ss_network_alpha": lora.alpha,
@@ -99,7 +101,7 @@ def settings_hash(config: Config, global_batch: int) -> str:
     defaults = {field.name: field.default for section in SECTIONS.values() for field in dataclasses.fields(section)}
     binding = {
         name: value
-        for name, value in to_flat_dict(config).items()
+        for name, value in comparable(to_flat_dict(config)).items()
         if name not in FREE
         and name not in GLOBAL_BATCH
         and not name.endswith(("_dir", "_file", "_path"))

@@ -27,6 +27,7 @@ from flux_db.atomic import leftovers, remove_folder, remove_leftover, sync_folde
 from flux_db.console import say
 from flux_db.errors import RunError
 from flux_db.model.device import AscendFacts
+from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config, to_flat_dict
 
 ENABLE, PLACE = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH"
@@ -41,7 +42,7 @@ OUTSIDE = frozenset(
     {
         # pictures and prompts come in as inputs, and learning rates too
         *("instance_data_dir", "dataset_name", "dataset_config_name", "image_column", "caption_column"),
-        *("instance_prompt", "trigger_word", "class_data_dir", "class_prompt", "num_class_images"),
+        *("concepts", "instance_prompt", "trigger_word", "class_data_dir", "class_prompt", "num_class_images"),
         *("sample_batch_size", "aspect_ratio_buckets", "max_buckets", "center_crop", "cache_crops", "random_flip"),
         *("repeats", "mask_dir", "alpha_mask", "unmasked_weight", "caption_dropout", "alpha_background"),
         *("encode_cache_dir", "dataloader_num_workers"),
@@ -81,7 +82,8 @@ def graph_settings(config: Config) -> dict[str, Any]:
     for section in OUTSIDE_SECTIONS:
         for name in vars(getattr(config, section)):
             del values[name]
-    return {name: value for name, value in values.items() if name not in OUTSIDE} | {"seed": config.output.seed}
+    inside = {name: value for name, value in values.items() if name not in OUTSIDE}
+    return inside | {"seed": config.output.seed, "concepts": len(config.data.concepts), "held": is_preserved(config)}
 
 
 def versions(facts: AscendFacts) -> dict[str, str | None]:

@@ -16,7 +16,8 @@ from flux_db.model.identity import base_model_name, is_hub_name, licence
 from flux_db.output_folder import EMA_LORA, LORA_FILE, MODEL_CARD
 from flux_db.run import sample_files
 from flux_db.settings import lora_layers
-from flux_db.settings.derived import instance_prompt, text_lora
+from flux_db.settings.concepts import Concept, concepts_of
+from flux_db.settings.derived import instance_prompt, text_lora, triggers
 from flux_db.settings.schema import Config
 
 # By it a card is known as this program's own, which a later run may replace.
@@ -56,13 +57,19 @@ def card(config: Config, facts: trained_file.Facts) -> str:
     samples = last_samples(config)
     parts = [
         f"---\n{ModelCardData(**header(config, samples)).to_yaml()}\n---\n{MARK}",
-        f"# FLUX.1 LoRA: `{_plain(config.data.trigger_word or instance_prompt(config))}`",
+        f"# FLUX.1 LoRA: `{_plain(_name(config))}`",
         _introduction(config, facts),
         _pictures(config, samples),
         _usage(config),
         _settings(config, facts),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _name(config: Config) -> str:
+    """What the LoRA is called by: the triggers, or else the prompts."""
+    prompts = dict.fromkeys(concept.prompt for concept in concepts_of(config))
+    return ", ".join(triggers(config)) or "; ".join(prompts)
 
 
 def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
@@ -76,7 +83,7 @@ def header(config: Config, samples: list[tuple[str, str]]) -> dict[str, Any]:
         "library_name": "diffusers",
         "pipeline_tag": "text-to-image",
         **terms,
-        "instance_prompt": _on_one_line(config.data.trigger_word or instance_prompt(config)),
+        "instance_prompt": _on_one_line(_name(config)),
         "tags": TAGS,
     }
     if samples:
@@ -95,12 +102,18 @@ def last_samples(config: Config) -> list[tuple[str, str]]:
 def _introduction(config: Config, facts: trained_file.Facts) -> str:
     name = base_model_name(config.model.pretrained_model_name_or_path)
     base = f"[{name}](https://huggingface.co/{name})" if is_hub_name(name) else f"the FLUX.1 model `{_plain(name)}`"
-    trigger = config.data.trigger_word
-    call = f"Its trigger is `{_plain(trigger)}`. It" if trigger else "It"
-    return (
-        f"A DreamBooth LoRA for {base}, trained with MindSpore: {facts.steps} steps on {facts.pictures} pictures.\n\n"
-        f"{call} was trained with the prompt `{_plain(instance_prompt(config))}`: use its words in yours."
-    )
+    start = f"A DreamBooth LoRA for {base}, trained with MindSpore: {facts.steps} steps on {facts.pictures} pictures."
+    first, *others = concepts_of(config)
+    if others:
+        lines = "\n".join(f"- {_about(concept)}" for concept in (first, *others))
+        return f"{start}\n\nIt was trained on {len(others) + 1} concepts; use their words in your prompts:\n\n{lines}"
+    call = f"Its trigger is `{_plain(first.trigger)}`. It" if first.trigger else "It"
+    return f"{start}\n\n{call} was trained with the prompt `{_plain(first.prompt)}`: use its words in yours."
+
+
+def _about(concept: Concept) -> str:
+    trigger = f", trigger `{_plain(concept.trigger)}`" if concept.trigger else ""
+    return f"`{_plain(concept.prompt)}`{trigger}"
 
 
 def _pictures(config: Config, samples: list[tuple[str, str]]) -> str:
@@ -158,7 +171,8 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
         "Steps": facts.steps,
         "Pictures": facts.pictures,
         "Pictures per step": facts.global_batch,
-        "Resolution": data.resolution,
+        "Resolution": ", ".join(map(str, sorted({side for c in concepts_of(config) for side in c.resolutions}))),
+        **_concepts(config),
         "Optimizer": f"{optim.optimizer}, learning rate {optim.learning_rate:g}, {optim.lr_scheduler}{_rates(config)}",
         **_average(config),
         "Prior preservation": f"yes, `{_plain(data.class_prompt or '')}`" if data.with_prior_preservation else "no",
@@ -203,12 +217,18 @@ def _text_encoder(config: Config) -> dict[str, str]:
     return {"Text encoder (CLIP)": f"rank {lora.rank}, alpha {lora.alpha:g}{rate}{steps}; {layers}"}
 
 
+def _concepts(config: Config) -> dict[str, str]:
+    """The row about how several concepts are dealt."""
+    parts = [f"`{_plain(c.name)}` x {c.repeats}, loss x {c.weight:g}" for c in concepts_of(config)]
+    return {"Concepts": "; ".join(parts)} if len(parts) > 1 else {}
+
+
 def _preserved(config: Config) -> dict[str, str]:
-    data = config.data
-    if data.preserve_class is None:
+    words = dict.fromkeys(concept.class_word for concept in concepts_of(config) if concept.class_word is not None)
+    if not words:
         return {}
-    what = f"`{_plain(data.preserve_class)}`" if data.preserve_class else "the empty prompt"
-    return {"Preserved class": f"{what}, weight {data.preserve_weight:g}"}
+    what = ", ".join(f"`{_plain(word)}`" if word else "the empty prompt" for word in words)
+    return {"Preserved class": f"{what}, weight {config.data.preserve_weight:g}"}
 
 
 def _average(config: Config) -> dict[str, str]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import statistics
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from flux_db.report.page import escape, page, picture, section, table, tiles
 from flux_db.report.thumbnails import data_uris, read_training_pictures
 from flux_db.run.record import Point, RunRecord, read_run
 from flux_db.run.sample_files import Round, spread
-from flux_db.settings.derived import replace_trigger
+from flux_db.settings.concepts import replace_trigger
 from flux_db.settings.schema import SECTIONS
 
 # So much is shown, and so many characters the pictures may take: a report stays below 3 MB.
@@ -28,6 +29,8 @@ MOST_ROUNDS = 16
 MOST_PER_ROUND = 12
 SAMPLE_BUDGET = 1_900_000
 TRAINING_BUDGET = 500_000
+# As many as there are distinguishable colours.
+MOST_CONCEPTS = 6
 
 
 def write_report(output: Path) -> None:
@@ -55,9 +58,23 @@ def render(run: RunRecord) -> str:
     return page(run.name, body)
 
 
+def concepts(run: RunRecord) -> list[dict[str, Any]]:
+    """The entries of --concepts as config.yaml has them."""
+    found = run.settings.get("concepts")
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _prompts(run: RunRecord) -> list[str]:
+    """The prompts of all concepts."""
+    entries = concepts(run) or [
+        {"prompt": run.settings.get("instance_prompt") or "", "trigger": run.settings.get("trigger_word")}
+    ]
+    words = [(str(entry.get("prompt", "")), entry.get("trigger")) for entry in entries]
+    return [replace_trigger(text, None if word is None else str(word)) for text, word in words]
+
+
 def _prompt(run: RunRecord) -> str:
-    word = run.settings.get("trigger_word")
-    return replace_trigger(str(run.settings.get("instance_prompt", "")), None if word is None else str(word))
+    return _prompts(run)[0]
 
 
 # --- head --------------------------------------------------------------------------------------------------------
@@ -65,7 +82,7 @@ def _prompt(run: RunRecord) -> str:
 
 def header(run: RunRecord) -> str:
     get = run.settings.get
-    facts = [_prompt(run), base_model(run.settings)]
+    facts = [*_prompts(run)[:MOST_CONCEPTS], base_model(run.settings)]
     facts += [f"rank {get('rank')}", f"{get('resolution')} px"] if run.settings else []
     status = run.state.status if run.state else "unknown"
     text = f'<header><h1>{escape(run.name)}<span class="pill {escape(status)}">{escape(status)}</span></h1>'
@@ -122,7 +139,9 @@ def curves(run: RunRecord) -> str:
     skipped = any(y for _, y in run.points("skipped"))
     charts = [
         _noisy(run, "Loss", "loss"),
+        _by_concept(run, "Loss by concept", "loss_by_concept", smoothed, note="smoothed"),
         _plain(run, "Validation loss", "validation_loss", colour=1, kind="dots"),
+        _by_concept(run, "Validation loss by concept", "validation_loss_by_concept", list, kind="dots"),
         chart("Score of the samples", [Series(label="score", points=score_points(run), colour=1, kind="dots")]),
         _noisy(run, "Gradient norm", "grad_norm"),
         _plain(run, "Learning rate", "lr"),
@@ -144,6 +163,18 @@ def _noisy(run: RunRecord, title: str, key: str, **more: Any) -> str:
     raw = run.points(key)
     series = [Series(label="raw", points=raw, kind="faint"), Series(label=title.lower(), points=smoothed(raw))]
     return chart(title, series, note="smoothed", **more)
+
+
+def _by_concept(
+    run: RunRecord, title: str, key: str, shape: Callable[[list[Point]], list[Point]], kind: str = "line", **more: Any
+) -> str:
+    """A line for each concept; empty unless there are several."""
+    found = list(run.points_by_name(key).items())
+    series = [
+        Series(label=name, points=shape(points), colour=colour, kind=kind)
+        for colour, (name, points) in enumerate(found[:MOST_CONCEPTS])
+    ]
+    return chart(title, series, legend=True, **more)
 
 
 def _plain(run: RunRecord, title: str, key: str, colour: int = 0, kind: str = "line", **more: Any) -> str:
@@ -318,5 +349,7 @@ def shown_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(shown_value, value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {shown_value(item)}" for name, item in value.items()) + "}"
     return number(value) if isinstance(value, float) else str(value)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flux_db.console import say
+from flux_db.console import printable, say
 from flux_db.line_file import LineFile
 from flux_db.output_folder import METRICS
 from flux_db.progress import progress_bar
@@ -36,6 +36,8 @@ class Metrics:
     seconds: float
     skipped: int
     """Steps skipped so far for gradients that were not finite."""
+    loss_by_concept: dict[str, float] | None = None
+    """If there are several: the mean error of the step's examples of each, without weights of concepts."""
     text_encoder_lr: float | None = None
     """If CLIP is trained."""
     loss_scale: float | None = None
@@ -76,17 +78,26 @@ class MetricsLog:
         if self._validation_loss is not None:
             shown["validation"] = f"{self._validation_loss:.4f}"
         self._bar.set_postfix(shown, refresh=False)
+        by_concept = values.pop("loss_by_concept", {})
         scalars = {f"train/{name}": value for name, value in values.items() if name not in ("step", "epoch")}
+        scalars |= {f"train/loss/{name}": value for name, value in by_concept.items()}
         self._trackers.scalars(scalars, metrics.step)
 
-    def validation_loss(self, step: int, loss: float, pictures: str, *, best: bool) -> None:
+    def validation_loss(
+        self, step: int, loss: float, pictures: str, *, best: bool, by_concept: Mapping[str, float] | None = None
+    ) -> None:
         """The loss of the pictures held out; `pictures` is a fingerprint of them. Written by `end_round`."""
         if not self.enabled:
             return
         self._validation_loss = loss
         self._measured |= {"validation_loss": loss, "best": best, "pictures": pictures}
-        say(f"validation loss at step {step}: {loss:.5f}{', the lowest so far' if best else ''}")
-        self._trackers.scalars({"validation/loss": loss}, step)
+        by_concept = dict(by_concept or {})
+        self._measured |= {"validation_loss_by_concept": by_concept} if by_concept else {}
+        parts = ", ".join(f"{printable(name)} {value:.5f}" for name, value in by_concept.items())
+        shown = f" ({parts})" if parts else ""
+        say(f"validation loss at step {step}: {loss:.5f}{', the lowest so far' if best else ''}{shown}")
+        scalars = {f"validation/loss/{name}": value for name, value in by_concept.items()}
+        self._trackers.scalars({"validation/loss": loss} | scalars, step)
 
     def scores(self, step: int, values: Mapping[str, float | None], by: str, scored_with: str, *, best: bool) -> None:
         """Of the samples; `scored_with` is a fingerprint of what measured, and of what. Written by `end_round`."""
@@ -112,8 +123,7 @@ class MetricsLog:
         """A line in metrics.jsonl; NaN becomes null, because JSON has no NaN."""
         if not self.enabled:
             return
-        clean = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in values.items()}
-        self._file.append(json.dumps(clean))
+        self._file.append(json.dumps(_without_nan(values)))
 
     def picture(self, name: str, picture: Image.Image, step: int) -> None:
         if self.enabled:
@@ -130,3 +140,9 @@ class MetricsLog:
         self._bar.close()
         self._file.close()
         self._trackers.close()
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not np.isfinite(value) else value

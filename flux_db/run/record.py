@@ -54,6 +54,16 @@ class RunRecord:
         found = ((row.get("step"), row.get(key)) for row in self.rows)
         return [(float(x), float(y) if abs(y) > SMALLEST else 0.0) for x, y in found if _is_number(x) and _is_number(y)]
 
+    def points_by_name(self, key: str) -> dict[str, list[Point]]:
+        """The same of a key that has a value for each concept: the concept's name -> its points."""
+        rows = [(row.get("step"), row[key]) for row in self.rows if isinstance(row.get(key), dict)]
+        found: dict[str, list[Point]] = {}
+        for step, values in rows:
+            for name, value in values.items():
+                if _is_number(step) and _is_number(value):
+                    found.setdefault(str(name), []).append((float(step), float(value)))
+        return found
+
     @property
     def best(self) -> Point | None:
         """Step and value of the lowest validation loss after training began."""

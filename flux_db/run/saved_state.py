@@ -21,7 +21,7 @@ from flux_db.output_folder import BEST_LORA, EMA_LORA, LORA_FILE
 from flux_db.run import checkpoint
 from flux_db.run.checkpoint import DamagedCheckpoint
 from flux_db.settings.resume_rules import GLOBAL_BATCH, LENGTH
-from flux_db.settings.schema import with_defaults
+from flux_db.settings.schema import CONCEPT_KEYS, with_defaults
 from flux_db.weight_file import open_weights
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
@@ -188,12 +188,21 @@ def _is_loss_scale(value: Any) -> bool:
 
 
 def _is_config(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(map(_is_setting, value.values())):
+    if not isinstance(value, dict) or not _are_concepts(value.get("concepts", [])):
+        return False
+    if not all(_is_setting(item) for name, item in value.items() if name != "concepts"):
         return False
     # settings that are computed with; the others are only compared
     numbers = [value[name] for name in GLOBAL_BATCH if name in value]
     numbers += [value[name] for name in LENGTH if value.get(name) is not None]
     return all(_is_count(number) and number >= 1 for number in numbers)
+
+
+def _are_concepts(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(entry, dict) and entry.keys() <= CONCEPT_KEYS.keys() and all(map(_is_setting, entry.values()))
+        for entry in value
+    )
 
 
 def _is_setting(value: Any) -> bool:

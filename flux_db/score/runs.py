@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from PIL import Image
 from flux_db.atomic import write_file
 from flux_db.errors import UserError
 from flux_db.output_folder import SCORES
-from flux_db.run.record import RunRecord, read_run
+from flux_db.run.record import read_run
 from flux_db.run.sample_files import read_folder
 from flux_db.score.samples import pictures_in, read_pictures, read_samples
 from flux_db.score.scorer import Folders, Scorer, Scores, by_features, by_judge
-from flux_db.settings.derived import replace_trigger
+from flux_db.settings.concepts import comparable, replace_trigger
 from flux_db.settings.subject_word import subject_word
 
 DEFAULT_PROMPT = "a photo of sks dog"
@@ -45,13 +45,18 @@ def score_run(folder: Path, given: Given, folders: Folders) -> list[ScoredRound]
     run = read_run(folder)
     if not run.rounds:
         raise UserError(f"{folder}: no samples in it; train with --validation_prompt, or give a folder of pictures")
-    pictures = given.pictures or _text(run, "instance_data_dir")
+    settings = comparable(run.settings)  # a list of one concept as its flags
+    if settings.get("concepts") and not (given.pictures and given.prompt):
+        raise UserError(
+            f"{folder}: trained several concepts; name one of them with --instance_data_dir and --instance_prompt"
+        )
+    pictures = given.pictures or _text(settings, "instance_data_dir")
     if not pictures or not Path(pictures).is_dir():
         raise UserError(f"{folder}: its training pictures are gone ({pictures}); give them with --instance_data_dir")
-    word = given.trigger_word or _text(run, "trigger_word")
-    prompt = replace_trigger(given.prompt or _text(run, "instance_prompt") or "", word)
+    word = given.trigger_word or _text(settings, "trigger_word")
+    prompt = replace_trigger(given.prompt or _text(settings, "instance_prompt") or "", word)
     prompts = [file.prompt for round_ in run.rounds for file in round_.pictures]
-    scorer = _open(prompt, word, _text(run, "class_prompt"), Path(pictures), folders, prompts)
+    scorer = _open(prompt, word, _text(settings, "class_prompt"), Path(pictures), folders, prompts)
     first = read_samples(run.rounds[0].pictures)
     rounds = []
     for round_ in run.rounds:
@@ -113,8 +118,8 @@ def no_word(prompt: str) -> str:
     return f'instance prompt "{prompt}": no rare word in it, such as sks; name the subject\'s word with --trigger_word'
 
 
-def _text(run: RunRecord, name: str) -> str | None:
-    value: Any = run.settings.get(name)
+def _text(settings: Mapping[str, Any], name: str) -> str | None:
+    value = settings.get(name)
     return None if value is None else str(value)
 
 

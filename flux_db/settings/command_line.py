@@ -21,9 +21,11 @@ import yaml
 from flux_db import plain_yaml
 from flux_db.atomic import write_file
 from flux_db.errors import UserError, did_you_mean
-from flux_db.files import read_file_or_pipe, text_problem
+from flux_db.files import read_file_or_pipe
 from flux_db.problem import Problem
-from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict
+from flux_db.settings import concept_list, raw_values
+from flux_db.settings.raw_values import NO_VALUE
+from flux_db.settings.schema import SECTIONS, ConceptConfig, Config, from_flat_dict, is_required, to_flat_dict
 
 Check = Callable[[Config], Sequence[Problem]]
 
@@ -49,8 +51,15 @@ REFUSED: dict[str, str] = {
     "hub_token": "a token is no setting and is never stored; log in with hf auth login, or set HF_TOKEN",
 }
 
-# One of these must be given; on the command line it takes the place of the other in the YAML file.
-SOURCES_OF_PICTURES = ("instance_data_dir", "dataset_name")
+# One of these must be given; on the command line it takes the place of the others in the YAML file, and of what
+# belongs to them.
+SOURCES_OF_PICTURES: dict[str, tuple[str, ...]] = {
+    "instance_data_dir": (),
+    "dataset_name": (),
+    "concepts": ("instance_prompt", "trigger_word", "mask_dir"),
+}
+
+CONCEPTS = "concepts"
 
 # Far above any file of settings, and parsed within a few seconds.
 CONFIG_LIMIT = 2**20
@@ -58,14 +67,6 @@ CONFIG_LIMIT = 2**20
 # Of keys that are no settings so many are named, each with the setting that it may be meant for.
 MOST_UNKNOWN = 20
 
-# Of a value that is not understood so much is shown.
-LONGEST_VALUE = 80
-
-# A longer whole number is meant for no setting.
-LONGEST_NUMBER = 19
-
-# argparse stores this for a flag that came without its value, so that parsing goes on and finds the other problems.
-NO_VALUE = object()
 # A flag with a meaning of its own alone, turned off.
 OFF = "none"
 
@@ -82,6 +83,8 @@ class Flag:
     aliases: tuple[str, ...]
     alone: str | None = None
     """What the flag means without a value, if it means something: such a flag can also be turned off, by --no-."""
+    unless: str | None = None
+    """The setting that takes its place, if it is required only without that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,29 +129,39 @@ def read_config(argv: Sequence[str]) -> Given:
         # Without the file nothing can be said about what is missing or contradictory.
         raise UserError([*problems, *error.problems]) from None
     problems += file_problems
-    for name, other in (SOURCES_OF_PICTURES, SOURCES_OF_PICTURES[::-1]):
-        if name in given and other not in given:
-            from_file.pop(other, None)
+    for name, others in SOURCES_OF_PICTURES.items():
+        if name in given:
+            for other in {*SOURCES_OF_PICTURES, *others} - given.keys():
+                from_file.pop(other, None)
 
     values: dict[str, Any] = {}
     faults: list[Problem] = []
     for source, label in ((from_file, f"{file}: "), (given, "--")):
         for name, raw in source.items():
             try:
-                values[name] = _convert(read_flags()[name], raw)
+                if name == CONCEPTS:
+                    values[name], texts = concept_list.read(raw)
+                    # the other checks look at the entries that are there
+                    (problems if values[name] else faults).extend(
+                        Problem(f"{label}{name}: {text}", flag=name) for text in texts
+                    )
+                else:
+                    values[name] = _convert(read_flags()[name], raw)
             except ValueError as error:
                 faults.append(Problem(f"{label}{name}: {error}", flag=name))
     unread = {fault.flag for fault in faults}
-    missing = [flag for name, flag in read_flags().items() if flag.required and name not in values]
+    given_names = {name for name, value in values.items() if value != ()}
+    missing = [f for f in read_flags().values() if f.required and not {f.name, f.unless} & given_names]
     faults += [
         Problem(f"--{flag.name} is required: {flag.help}", flag=flag.name)
         for flag in missing
-        if flag.name not in unread
+        if not {flag.name, flag.unless} & unread
     ]
 
     config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
     faulty = frozenset(fault.flag for fault in faults)
-    return Given(config, (*map(Problem, problems), *faults), faulty, frozenset(values), file is not None)
+    problems = [problem if isinstance(problem, Problem) else Problem(problem) for problem in problems]
+    return Given(config, (*problems, *faults), faulty, frozenset(values), file is not None)
 
 
 def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:
@@ -201,10 +214,11 @@ def read_flags() -> dict[str, Flag]:
             name=field.name,
             section=section,
             annotation=field.type,
-            required=field.default is dataclasses.MISSING,
+            required=is_required(field),
             help=_field_texts(section)[field.name],
             aliases=field.metadata.get("aliases", ()),
             alone=field.metadata.get("alone"),
+            unless=field.metadata.get("unless"),
         )
         for section in SECTIONS.values()
         for field in dataclasses.fields(section)
@@ -257,7 +271,7 @@ def build_parser() -> argparse.ArgumentParser:
         if kind is bool:
             group.add_argument(*options, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
         else:
-            action = "append" if get_origin(kind) is tuple else "store"
+            action = "append" if get_origin(kind) is tuple and flag.name != CONCEPTS else "store"
             const = NO_VALUE if flag.alone is None else flag.alone
             group.add_argument(
                 *options, dest=flag.name, action=action, nargs="?", const=const, metavar=_metavar(kind), help=text
@@ -281,6 +295,8 @@ def _default_note(flag: Flag) -> str:
 
 
 def _metavar(kind: Any) -> str:
+    if kind == tuple[ConceptConfig, ...]:
+        return "FILE.yaml"
     if get_origin(kind) is Literal:
         return "{" + ",".join(get_args(kind)) + "}"
     return {int: "N", float: "X"}.get(kind, "TEXT")
@@ -326,25 +342,13 @@ def _why_unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"not used here: {reason}" if reason else f"no such setting{did_you_mean(name, known)}"
 
 
-class _Loader(plain_yaml.Loader):
-    """Refuses a key given twice, where PyYAML silently takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        first = {key.value: key for key in reversed(keys)}
-        for key in keys:
-            if key is not first[key.value]:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _read_yaml(file: Any) -> tuple[dict[str, Any], list[str]]:
     """Flag name -> raw value of the keys given, and what is wrong with the rest; a UserError if it cannot be read."""
     if file is NO_VALUE:
         raise UserError("--config needs the path of a YAML file")
     try:
         text = read_file_or_pipe(os.path.expanduser(file), CONFIG_LIMIT).decode("utf-8-sig")
-        content = plain_yaml.load(text, _Loader)
+        content = plain_yaml.load(text, plain_yaml.SingleKeys)
     except yaml.MarkedYAMLError as error:
         line = f" at line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"--config {file}: not valid YAML{line}: {error.problem}") from None
@@ -358,7 +362,9 @@ def _read_yaml(file: Any) -> tuple[dict[str, Any], list[str]]:
     names = _names()
     values: dict[str, Any] = {}
     unknown = [key for key in content if str(key) not in names]
-    problems = [f"{file}: {_cut(str(key))}: {_why_unknown(str(key), names)}" for key in unknown[:MOST_UNKNOWN]]
+    problems = [
+        f"{file}: {raw_values.cut(str(key))}: {_why_unknown(str(key), names)}" for key in unknown[:MOST_UNKNOWN]
+    ]
     if len(unknown) > MOST_UNKNOWN:
         problems.append(f"{file}: {len(unknown) - MOST_UNKNOWN} more keys that are no settings")
     for key, raw in content.items():
@@ -380,66 +386,10 @@ def _convert(flag: Flag, raw: Any) -> Any:
     """A setting's value from the text of a flag or from what YAML made of it; a ValueError says what is expected."""
     kind = _without_none(flag.annotation)
     if get_origin(kind) is tuple:
-        return tuple(_text(_given(item)) for item in (raw if isinstance(raw, list) else [raw]))
+        return tuple(raw_values.text(raw_values.given(item)) for item in (raw if isinstance(raw, list) else [raw]))
     if flag.alone is not None and isinstance(raw, bool | int):  # YAML: true, false, 12
         raw = str(raw) if not isinstance(raw, bool) else flag.alone if raw else OFF
     if get_origin(kind) is Literal:
-        return _choice(get_args(kind), _given(raw))
-    return {bool: _switch, int: _whole_number, float: _number, str: _text}[kind](_given(raw))
-
-
-def _given(raw: Any) -> Any:
-    if raw is NO_VALUE:
-        raise ValueError("needs a value; one that starts with a dash is written with =, as in --flag=-x")
-    return raw
-
-
-def _choice(choices: tuple[str, ...], raw: Any) -> str:
-    # YAML reads a bare `no` as false. Peers write AdamW where we write adamw.
-    text = "no" if raw is False else str(raw)
-    for choice in choices:
-        if choice.lower() == text.lower():
-            return choice
-    raise ValueError(f"expects one of {', '.join(choices)}, not {_cut(text)}")
-
-
-def _switch(raw: Any) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    raise ValueError(f"expects true or false, not {_cut(repr(raw))}")
-
-
-def _whole_number(raw: Any) -> int:
-    too_long = len(str(raw)) > LONGEST_NUMBER
-    try:
-        if isinstance(raw, str | int) and not isinstance(raw, bool) and not too_long:
-            return int(raw)
-    except ValueError:
-        pass
-    limit = f" of at most {LONGEST_NUMBER} digits" if too_long else ""
-    raise ValueError(f"expects a whole number{limit}, not {_cut(repr(raw))}")
-
-
-def _number(raw: Any) -> float:
-    # YAML reads 1e-4, without a point, as text.
-    try:
-        number = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
-    except ValueError:
-        number = None
-    if number is not None and math.isfinite(number):
-        return number
-    wanted = "a number" if number is None else "a finite number"
-    raise ValueError(f"expects {wanted}, not {_cut(repr(raw))}")
-
-
-def _text(raw: Any) -> str:
-    if not isinstance(raw, str):
-        raise ValueError(f"expects text, not {_cut(repr(raw))}; put it in quotes")
-    if problem := text_problem(raw):
-        raise ValueError(problem)
-    # The shell does not expand ~ in --flag=~/x, nor does YAML.
-    return os.path.expanduser(raw) if raw.startswith("~/") else raw
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text):,} characters)"
+        return raw_values.choice(get_args(kind), raw_values.given(raw))
+    read = {bool: raw_values.switch, int: raw_values.whole_number, float: raw_values.number, str: raw_values.text}
+    return read[kind](raw_values.given(raw))

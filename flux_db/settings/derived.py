@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flux_db.output_folder import CACHE
+from flux_db.settings.concepts import concepts_of, has_trigger
 from flux_db.settings.prompt_lines import PromptLine, read_prompts
 from flux_db.settings.schema import Config, LoraConfig, to_flat_dict
 from flux_db.size import Size, parse_size
 
-_TRIGGER = re.compile(r"\{trigger\}|\[trigger\]", re.IGNORECASE)
-
-
-def has_trigger(text: str) -> bool:
-    return _TRIGGER.search(text) is not None
-
-
-def fill_trigger(text: str, config: Config) -> str:
-    """A prompt or caption with --trigger_word in the place of {trigger} or [trigger]."""
-    return replace_trigger(text, config.data.trigger_word)
-
-
-def replace_trigger(text: str, word: str | None) -> str:
-    return text if word is None else _TRIGGER.sub(lambda _: word, text)
-
 
 def instance_prompt(config: Config) -> str:
-    """--instance_prompt as the model sees it."""
-    return fill_trigger(config.data.instance_prompt, config)
+    """--instance_prompt as the model sees it; that of the first concept."""
+    return concepts_of(config)[0].prompt
+
+
+def triggers(config: Config) -> tuple[str, ...]:
+    """Those of the concepts that have one, each once."""
+    return tuple(dict.fromkeys(concept.trigger for concept in concepts_of(config) if concept.trigger is not None))
 
 
 class Recomputed(NamedTuple):
@@ -77,8 +67,16 @@ def cache_path(config: Config) -> Path:
 
 
 def sample_prompts(config: Config) -> tuple[PromptLine, ...]:
-    """Every prompt to draw samples from, in order: those of --validation_prompt, then the file's with their options."""
-    lines = (line.with_text(fill_trigger(line.text, config)) for line in raw_sample_prompts(config))
+    """Every prompt to draw samples from, in order: those of --validation_prompt, then the file's with their options.
+
+    One with {trigger} in it is drawn for each concept that has a trigger.
+    """
+    named = [concept for concept in concepts_of(config) if concept.trigger is not None]
+    lines = (
+        line.with_text(text)
+        for line in raw_sample_prompts(config)
+        for text in ([c.fill_trigger(line.text) for c in named] if has_trigger(line.text) and named else [line.text])
+    )
     return tuple(dict.fromkeys(lines))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flux_db.errors import UserError
+from flux_db.settings.concepts import comparable
 
 # Settings that do not reach the result. What is not listed here, a new setting included, binds.
 FREE = frozenset(
@@ -105,6 +106,7 @@ def changed_settings(
 
     Both may hold `model_fingerprint` and `data_fingerprint`; they are reported under their folder's setting.
     """
+    old, new = comparable(old), comparable(new)
     special = {*FREE, *GLOBAL_BATCH, *LENGTH, *FINGERPRINTS}
     names = [name for name in dict.fromkeys([*new, *old]) if name not in special]
     return [
@@ -121,7 +123,8 @@ def _both(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[An
 
 def _changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     def shown(settings: Mapping[str, Any], entry: str, setting: str) -> str:
-        other = settings.get("dataset_name") if setting == "instance_data_dir" else None
+        others = settings.get("dataset_name") or ("--concepts" if settings.get("concepts") else None)
+        other = others if setting == "instance_data_dir" else None
         place = settings.get(setting) or other or ABSENT
         return f"{place} with content {settings.get(entry, ABSENT)}"
 

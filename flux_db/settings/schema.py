@@ -29,11 +29,44 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConceptConfig:
+    """An entry of --concepts as it was given. What is None or empty is as the flag under it says."""
+
+    dir: str
+    """--instance_data_dir"""
+    prompt: str
+    """--instance_prompt"""
+    trigger: str | None = None
+    """--trigger_word, which itself is not given with --concepts."""
+    class_word: str | None = field(default=None, metadata={"key": "class"})
+    """--preserve_class"""
+    repeats: int | None = None
+    """--repeats"""
+    weight: float = 1.0
+    """A factor on the loss of its pictures."""
+    mask_dir: str | None = None
+    """--mask_dir, which itself is not given with --concepts."""
+    caption_dropout: float | None = None
+    """--caption_dropout"""
+    resolutions: tuple[int, ...] = ()
+    """--resolution"""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Key of the YAML file -> plain JSON value, of what is not at its default."""
+        values = {key: (getattr(self, f.name), f.default) for key, f in CONCEPT_KEYS.items()}
+        return {k: list(v) if isinstance(v, tuple) else v for k, (v, default) in values.items() if v != default}
+
+
+# Key of the YAML file -> field: class is no name that Python allows.
+CONCEPT_KEYS = {f.metadata.get("key", f.name): f for f in dataclasses.fields(ConceptConfig)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Pictures and prompts"""
 
     instance_data_dir: str | None = None
-    """Folder with the pictures of the subject. Either this or --dataset_name."""
+    """Folder with the pictures of the subject. Either this, --dataset_name or --concepts."""
     dataset_name: str | None = None
     """Hugging Face dataset with the pictures of the subject: a local folder, or its name on the hub. Needs the package
     datasets: pip install -e ".[datasets]"."""
@@ -43,11 +76,17 @@ class DataConfig:
     """Column of --dataset_name with the pictures."""
     caption_column: str | None = None
     """Column of --dataset_name with the captions. Without it every picture has --instance_prompt."""
-    instance_prompt: str
+    instance_prompt: str | None = field(default=None, metadata={"unless": "concepts"})
     """Prompt that names the subject by a rare word, such as "a photo of sks dog"; serves every picture without a
-    caption."""
+    caption. With --concepts each has its own."""
+    concepts: tuple[ConceptConfig, ...] = ()
+    """YAML file with several subjects or styles for one LoRA, as a list; in the file of --config the list itself can
+    take its place. Keys of an entry: dir and prompt, and if they are wanted trigger, class, repeats, weight (factor on
+    the loss), mask_dir, caption_dropout and resolutions. Takes the place of --instance_data_dir and
+    --instance_prompt."""
     trigger_word: str | None = None
-    """Word that takes the place of {trigger} or [trigger] in captions, --instance_prompt and --validation_prompt."""
+    """Word that takes the place of {trigger} or [trigger] in captions, --instance_prompt and --validation_prompt. With
+    --concepts each has its own."""
     with_prior_preservation: bool = False
     """Train on pictures of the subject's class as well, so that the model keeps what it knows of the class."""
     class_data_dir: str | None = None
@@ -68,7 +107,8 @@ class DataConfig:
     preserve_weight: float = 1.0
     """Weight of the difference from the base model beside the subject's loss. Needs --preserve_class."""
     resolution: int = 512
-    """Side in pixels of the square that the model sees; a multiple of 16."""
+    """Side in pixels of the square that the model sees; a multiple of 16. A concept may have others or several by its
+    key resolutions."""
     aspect_ratio_buckets: str | None = None
     """Instead of squares, crop each picture to the size of nearest shape: auto chooses sizes of about --resolution^2
     pixels by the pictures, or name them as height,width;height,width. Every size is one more graph to compile."""
@@ -441,10 +481,22 @@ SECTIONS: dict[str, type] = {section.name: section.type for section in dataclass
 def to_flat_dict(config: Config) -> dict[str, Any]:
     """Flag name -> plain JSON value, in the order of the sections."""
     return {
-        name: list(value) if isinstance(value, tuple) else value
-        for section in dataclasses.asdict(config).values()
-        for name, value in section.items()
+        f.name: _plain(getattr(getattr(config, section), f.name))
+        for section, cls in SECTIONS.items()
+        for f in dataclasses.fields(cls)
     }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ConceptConfig):
+        return value.as_dict()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def concept_from_dict(values: Mapping[str, Any]) -> ConceptConfig:
+    """The reverse of ConceptConfig.as_dict."""
+    given = {CONCEPT_KEYS[key].name: value for key, value in values.items()}
+    return ConceptConfig(**given | {"resolutions": tuple(given.get("resolutions", ()))})
 
 
 def from_flat_dict(values: Mapping[str, Any]) -> Config:
@@ -456,7 +508,7 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
         f"{f.name}: the setting is missing"
         for cls in SECTIONS.values()
         for f in dataclasses.fields(cls)
-        if f.default is dataclasses.MISSING and f.name not in values
+        if is_required(f) and f.name not in values and not values.get(f.metadata.get("unless", ""))
     ]
     if problems:
         raise UserError(problems)
@@ -464,6 +516,8 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     frozen |= {name: (frozen[name],) for name in lists if isinstance(frozen.get(name), str)}
     frozen |= _switches_of_older_versions(frozen)
+    concepts = frozen.get("concepts", ())
+    frozen["concepts"] = tuple(concept_from_dict(c) if isinstance(c, Mapping) else c for c in concepts)
     if frozen.get("optimizer") == "prodigy":
         frozen.setdefault("learning_rate", PRODIGY_RATE)
     return Config(
@@ -472,6 +526,11 @@ def from_flat_dict(values: Mapping[str, Any]) -> Config:
             for section, cls in SECTIONS.items()
         }
     )
+
+
+def is_required(f: dataclasses.Field) -> bool:
+    """Whether a setting must be given, be it only where another is not."""
+    return f.default is dataclasses.MISSING or "unless" in f.metadata
 
 
 def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

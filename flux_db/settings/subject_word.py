@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flux_db.settings.derived import instance_prompt
+from flux_db.settings.concepts import concepts_of
 from flux_db.settings.schema import Config
 
 # Words that people use for it and that the rules below would miss.
@@ -31,8 +31,9 @@ def subject_word(prompt: str, trigger_word: str | None = None, class_prompt: str
 
 
 def word_of(config: Config) -> str | None:
-    """The subject's word in the settings of a run."""
-    return subject_word(instance_prompt(config), config.data.trigger_word, config.data.class_prompt)
+    """The subject's word in the settings of a run; of several concepts, the first one's."""
+    concept = concepts_of(config)[0]
+    return subject_word(concept.prompt, concept.trigger, config.data.class_prompt)
 
 
 def names_subject(prompt: str, word: str) -> bool:

@@ -20,6 +20,7 @@ from flux_db.model import adapter, loading, model_folder, optim, preservation, s
 from flux_db.model.optim import FlatOptimizer, SecondPart
 from flux_db.model.runtime import DTYPES, Runtime
 from flux_db.settings import lora_layers
+from flux_db.settings.concepts import concepts_of
 from flux_db.settings.derived import Recomputed, recomputed, text_lora
 from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config
@@ -173,7 +174,7 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
             say(f"LoRA of rank {lora.rank} in {own} layers of CLIP, {second / 1e6:.2f} M parameters")
         say(
             f"LoRA of rank {_ranks(graph.transformer)} in {layers} layers, {count / 1e6:.2f} M parameters; "
-            f"{len(dataset.examples)} pictures, {total} steps of {layout.global_batch}"
+            f"{len(dataset.examples)} {_what(config)}, {total} steps of {layout.global_batch}"
         )
         _report_data(config, dataset, layout)
     return Training(
@@ -205,11 +206,26 @@ def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
         say(f"Each device keeps {kept / 1e6:.2f} M of the transformer's {whole / 1e6:.2f} M weights")
 
 
+def _what(config: Config) -> str:
+    """A picture may be shown at several sizes."""
+    several = any(len(concept.resolutions) > 1 for concept in concepts_of(config))
+    return "examples" if several else "pictures"
+
+
+def _report_concepts(config: Config, dataset: Dataset) -> None:
+    drawn = Counter(example.concept for example in dataset.examples)
+    for number, concept in enumerate(concepts_of(config)):
+        weight = f", loss x {concept.weight:g}" if concept.weight != 1 else ""
+        say(f"Concept {printable(concept.name)}: {drawn[number]} of {len(dataset.examples)} draws in an epoch{weight}")
+
+
 def _report_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
+    if dataset.is_of_several:
+        _report_concepts(config, dataset)
     counts = Counter(example.size for example in dataset.examples)
     if len(counts) > 1:
         shown = ", ".join(f"{size}: {counts[size]}" for size in dataset.sizes)
-        say(f"Pictures in each bucket, which is a graph of its own: {shown}")
+        say(f"{_what(config).capitalize()} in each bucket, which is a graph of its own: {shown}")
         small = [str(size) for size in dataset.sizes if counts[size] < layout.global_batch]
         if small:
             say(
@@ -240,6 +256,7 @@ def step_settings(config: Config, runtime: Runtime, model: Path, *, prior: bool)
         guidance_scale=loss.guidance_scale if has_guidance else None,
         prior_loss_weight=config.data.prior_loss_weight if prior else None,
         preserve_weight=config.data.preserve_weight if is_preserved(config) else None,
+        concepts=len(config.data.concepts) if len(config.data.concepts) > 1 else 0,
         accumulation=config.optim.gradient_accumulation_steps,
         max_grad_norm=config.optim.max_grad_norm,
         world_size=runtime.world_size,

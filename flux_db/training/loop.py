@@ -21,6 +21,7 @@ from flux_db.output_folder import CONFIG
 from flux_db.run.metrics_log import Metrics, MetricsLog
 from flux_db.run.saved_state import Progress
 from flux_db.settings.command_line import lasting_flags
+from flux_db.settings.concepts import concepts_of
 from flux_db.settings.schema import Config
 from flux_db.step_inputs import StepResult
 from flux_db.training.build import Training
@@ -188,7 +189,9 @@ class Loop:
 
     def _finish(self, pending: Pending) -> None:
         """Fetch a step's numbers and log them; stop the run if too many steps in a row were skipped."""
-        result = StepResult(*(float(value) for value in pending.result.asnumpy()))
+        values = [float(value) for value in pending.result.asnumpy()]
+        known = len(StepResult._fields)
+        result, sums = StepResult(*values[:known]), values[known:]
         self._stop_agreed = result.stop_asked > 0
         progress = self.progress
         progress.step = pending.step
@@ -200,6 +203,7 @@ class Loop:
                 step=pending.step,
                 epoch=round(epoch, 4),
                 loss=result.loss,
+                loss_by_concept=self._loss_by_concept(pending.step, sums) if sums else None,
                 lr=pending.lr,
                 text_encoder_lr=pending.text_encoder_lr,
                 grad_norm=result.grad_norm,
@@ -216,6 +220,17 @@ class Loop:
                 f"The last good checkpoint: {self.checkpoints.last or 'none'}",
                 everywhere=True,
             )
+
+    def _loss_by_concept(self, step: int, sums: list[float]) -> dict[str, float]:
+        """Mean error of the step's examples of each concept that has some, without its weight.
+
+        `sums` are those of the errors, divided by the number of micro-batches.
+        """
+        layout = self.training.layout
+        parts = layout.accumulation * layout.world_size
+        counts = self.source.concept_counts(step)
+        found = zip(concepts_of(self.config), sums, counts, strict=True)
+        return {c.name: total * parts / (count * c.weight) for c, total, count in found if count}
 
     def _stopped_early(self) -> str | None:
         """Report that the run does not take its last steps, and why; on rank 0 only."""

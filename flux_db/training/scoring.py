@@ -13,7 +13,8 @@ from flux_db.run import sample_files
 from flux_db.score.runs import open_scorer
 from flux_db.score.samples import read_pictures, read_samples
 from flux_db.score.scorer import Folders, Scorer, Scores, locate
-from flux_db.settings.derived import instance_prompt, sample_prompts, validation_prompts, validation_size
+from flux_db.settings.concepts import concepts_of
+from flux_db.settings.derived import sample_prompts, validation_prompts, validation_size
 from flux_db.settings.schema import Config
 
 
@@ -75,12 +76,12 @@ def _locate(config: Config) -> Folders:
 
 
 def _open(config: Config, dataset: Dataset, folders: Folders) -> Scorer:
-    data = config.data
+    concept = concepts_of(config)[0]  # scores are of runs with one
     # by content: a picture with repeats is among the examples several times
     paths = list({example.picture.digest: example.picture.path for example in dataset.examples}.values())
     try:
         scorer = open_scorer(
-            instance_prompt(config), data.trigger_word, data.class_prompt, lambda: read_pictures(paths), folders
+            concept.prompt, concept.trigger, config.data.class_prompt, lambda: read_pictures(paths), folders
         )
     except UserError as error:
         hint = "" if folders else "; for other pictures give --score_dino and --score_clip"

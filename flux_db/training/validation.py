@@ -112,7 +112,8 @@ class Validation:
             self.best = Best(step, loss, held_out.fingerprint)
         else:
             best = False
-        self.metrics_log.validation_loss(step, loss, held_out.fingerprint, best=best)
+        by_concept = held_out.by_concept
+        self.metrics_log.validation_loss(step, loss, held_out.fingerprint, best=best, by_concept=by_concept)
 
     def _score(self, step: int, scoring: Scoring, *, is_trained: bool) -> None:
         """The scores of the round's samples; the LoRA with the highest is kept, if asked for. No failure ends a run."""

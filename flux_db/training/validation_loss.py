@@ -19,6 +19,7 @@ from flux_db.model import flow
 from flux_db.model.runtime import Runtime
 from flux_db.run.metrics_file import Row
 from flux_db.run.saved_state import Best
+from flux_db.settings.concepts import concepts_of
 from flux_db.settings.schema import Config
 from flux_db.stream import Purpose, generator
 from flux_db.train_step import StepSettings, Velocity
@@ -75,6 +76,9 @@ class HeldOut:
         self.loss = FlowLoss(transformer, settings)
         timesteps = [timestep_index((i + 0.5) / LEVELS, len(settings.sigmas)) for i in range(LEVELS)]
         self.evaluations = [(example, index) for example in dataset.held_out for index in timesteps]
+        self.names = [concept.name for concept in concepts_of(config)]
+        self.by_concept: dict[str, float] = {}
+        """Of the last measurement, if there are several concepts."""
         self.compiled = not runtime.is_main  # the other ranks say nothing
         about = [config.data.resolution, self.seed, settings.guidance_scale, timesteps]
         about += [[example.picture.digest, example.prompt] for example in dataset.held_out]
@@ -100,7 +104,12 @@ class HeldOut:
         finally:
             self.compiled = True
             self.transformer.set_train(was_training)
-        return float(self.runtime.sum(losses).astype(np.float64).mean())
+        losses = self.runtime.sum(losses).astype(np.float64)
+        of_concept = np.array([example.concept for example, _ in self.evaluations])
+        if len(self.names) > 1:
+            found = ((name, losses[of_concept == number]) for number, name in enumerate(self.names))
+            self.by_concept = {name: float(own.mean()) for name, own in found if len(own)}
+        return float(losses.mean())
 
     def _one(self, example: Example, index: int, pooled: np.ndarray) -> float:
         moments = self.cache.read(self.cache.picture_file(example, False))["moments"]

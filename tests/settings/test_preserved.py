@@ -5,6 +5,7 @@ import pytest
 from flux_db.check.pictures import check_pictures
 from flux_db.check.values import check_values
 from flux_db.demo.pictures import write_demo_pictures
+from flux_db.settings.concepts import concepts_of
 from flux_db.settings.preserved import preserved_prompt, subject_word
 from flux_db.settings.schema import from_flat_dict
 
@@ -32,7 +33,7 @@ def config(**changes):
     ],
 )
 def test_the_trigger_is_given_or_the_word_before_the_class(changes, word):
-    assert subject_word(config(**changes)) == word
+    assert subject_word(concepts_of(config(**changes))[0]) == word
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_the_trigger_is_given_or_the_word_before_the_class(changes, word):
     ],
 )
 def test_the_class_takes_the_triggers_place(prompt, expected, changes):
-    assert preserved_prompt(prompt, config(**changes)) == expected
+    assert preserved_prompt(prompt, concepts_of(config(**changes))[0]) == expected
 
 
 def test_the_empty_prompt_needs_no_trigger():

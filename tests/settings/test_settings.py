@@ -30,7 +30,7 @@ REQUIRED = [
 FLAG_NAMES = """
 pretrained_model_name_or_path revision variant cache_dir
 instance_data_dir instance_prompt class_data_dir class_prompt with_prior_preservation prior_loss_weight num_class_images
-dataset_name dataset_config_name image_column caption_column trigger_word alpha_background
+concepts dataset_name dataset_config_name image_column caption_column trigger_word alpha_background
 preserve_class preserve_weight
 max_sequence_length resolution center_crop random_flip repeats sample_batch_size cache_latents encode_cache_dir
 dataloader_num_workers
@@ -217,7 +217,8 @@ def test_every_config_in_the_repository_is_sound_and_names_its_own_command(file)
 
 def test_the_configs_of_the_readme_are_there():
     assert [file.stem for file in CONFIGS] == [
-        "demo_cpu", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_prior", "flux_dev_8devices",
+        "demo_cpu", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_concepts", "flux_dev_64gb_prior",
+        "flux_dev_8devices",
     ]  # fmt: skip
 
 
