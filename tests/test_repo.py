@@ -30,8 +30,9 @@ PACKAGES = {
     " stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema layer_patterns lora_layers prompt_lines derived subject_word preserved command_line"
     " resume_rules secrets",
-    "model": "expected_weights part_weights model_folder parts picture_processor scoring_folder identity device"
-    " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime empty_network"
+    "model": "expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
+    " scoring_folder identity device"
+    " lazy_mindone quiet compile_cache formulations int8_linear device_kernels dinov2 operators runtime empty_network"
     " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
