@@ -13,6 +13,9 @@ PIXELS_PER_TOKEN = 16
 # Of a picture that the model sees or draws. FLUX.1 is made for about 1024.
 LARGEST_SIDE = 4096
 
+# Pixels drawn at a time: as many pictures as together are one of this size, and at most so many.
+DRAWN_PIXELS, DRAWN_PICTURES = 1024 * 1024, 4
+
 
 class Size(NamedTuple):
     """In pixels, or of a latent."""
@@ -41,3 +44,8 @@ def parse_size(text: str) -> Size | None:
     """The size of a text such as 768x512; None for any other."""
     match = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", text)
     return Size(int(match[1]), int(match[2])) if match else None
+
+
+def drawn_at_once(size: Size, count: int) -> int:
+    """How many of `count` pictures to draw at a time: small ones together, for which a device is half idle alone."""
+    return max(1, min(DRAWN_PIXELS // (size.height * size.width), DRAWN_PICTURES, count))

@@ -94,12 +94,15 @@ class WeightFile:
         return self.read_as(name, DTYPES[self.entries[name].dtype])
 
     def read_as(self, name: str, dtype: np.dtype, share: Share = WHOLE) -> np.ndarray:
-        """One tensor, or a share of its rows, converted to another type.
+        """One tensor, or a share of its rows, converted to another type."""
+        return self.read_rows(name, dtype, share.rows(self.entries[name].shape))
 
-        Other types are converted piece by piece: memory holds the tensor once, in the type that is asked for.
+    def read_rows(self, name: str, dtype: np.dtype, rows: range) -> np.ndarray:
+        """Some rows of a tensor that follow each other.
+
+        Other types are converted piece by piece: memory holds them once, in the type that is asked for.
         """
         entry = self.entries[name]
-        rows = share.rows(entry.shape)
         stored = DTYPES[entry.dtype]
         row_size = (entry.end - entry.start) // entry.shape[0] if entry.shape else stored.itemsize
         values = np.empty(len(rows) * row_size // stored.itemsize, dtype)

@@ -11,6 +11,7 @@ import pytest
 from test_repo import ENTRY, MODULES, ROOT, place
 
 from flux_db.check.values import check_values
+from flux_db.commands import plan
 from flux_db.commands.table import COMMANDS, build_parser
 from flux_db.lora import generate_flags
 from flux_db.settings.command_line import REFUSED, parse_config, read_flags
@@ -94,6 +95,8 @@ def trainer_flags(words: Words) -> list[str] | None:
     own = own_command(words)
     if own and own[0] == "launch":
         return list(own[own.index("--") + 1 :])
+    if own and own[0] == "plan":
+        return plan.build_parser().parse_known_args(own[1:])[1]
     return list(own[1:]) if own and COMMANDS[own[0]].flags is None and own[0] != "generate" else None
 
 

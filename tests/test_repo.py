@@ -30,16 +30,18 @@ PACKAGES = {
     " stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
     " preserved command_line resume_rules secrets",
-    "model": "expected_weights part_weights model_folder parts picture_processor scoring_folder identity device"
-    " lazy_mindone quiet compile_cache formulations device_kernels dinov2 operators runtime empty_network"
+    "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
+    " scoring_folder identity device"
+    " lazy_mindone quiet compile_cache formulations int8_linear device_kernels dinov2 operators runtime empty_network"
     " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode batches",
-    "check": "folders concepts values peer_notes model memory files pictures everything plan contact_sheet dry_run",
+    "check": "folders concepts values peer_notes model device_memory memory compile_time plan_text files pictures"
+    " everything plan contact_sheet dry_run",
     "lora": "layer_names peft_settings lora_file trained_file convert describe merge resize init_lora"
     " generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
-    "report": "charts page thumbnails run_page comparison_page sample_sheet model_card hub",
+    "report": "charts page memory_chart thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "brush creatures things places world judge tiny_model pictures",
     "score": "samples measures prompts judged encoders embedded scorer runs",
     "training": "warm_start build class_pictures earlier resume scoring prepare snapshot failure checkpoints"
@@ -47,7 +49,7 @@ PACKAGES = {
     "graph": "ir ascend_graph",
     "parity": "golden compare",
     "doctor": "result table machine operators step links examination simulated_step simulation",
-    "commands": "command training lora runs demo table",
+    "commands": "command training plan lora runs demo table",
 }
 # In the root of the package, but above most of it: the heart, whose path is public, and the way in.
 PLACES = {"flux_db.train_step": "model.train_step", "flux_db.__main__": "commands.__main__"}

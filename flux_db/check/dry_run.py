@@ -15,6 +15,7 @@ from PIL import Image
 
 from flux_db.atomic import write_file, write_png
 from flux_db.check import contact_sheet, plan
+from flux_db.check.device_memory import device_line
 from flux_db.check.everything import find_problems
 from flux_db.check.memory import memory_lines, memory_warnings
 from flux_db.check.model import model_warnings
@@ -233,6 +234,8 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
     for number, line in enumerate(memory_lines(config)):
         yield f"  {'' if number else 'host memory':18} {line}"
+    if (line := device_line(config, run.devices, list(run.sizes))) is not None:
+        yield f"  device memory      {line}"
     if dataset.held_out:
         yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
     if prompts := preserved_prompts(config, dataset):

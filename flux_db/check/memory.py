@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from flux_db.check.device_memory import ITEM_BYTES, transformer_bytes
 from flux_db.data.dataset import number_of_devices
 from flux_db.data.encode_cache import text_precision
 from flux_db.errors import UserError
@@ -16,7 +17,6 @@ from flux_db.model.expected_weights import Shapes, expected_weights
 from flux_db.model.model_folder import read_config
 from flux_db.problem import Problem
 from flux_db.settings.schema import Config
-from flux_db.weight_file import Share
 
 LOCAL_DEVICES = "FLUX_DB_LOCAL_DEVICES"
 """Environment variable: how many of the devices are on this server. Without it, all of them."""
@@ -25,8 +25,6 @@ MEMINFO = Path("/proc/meminfo")
 
 # Of a process with MindSpore and mindone that has no weights yet: 0.5 GB on the CPU, and some for the trainer.
 PROGRAM_BYTES = 700_000_000
-
-_ITEM_BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
 
 class Memory(NamedTuple):
@@ -107,10 +105,9 @@ def _transformer(config: Config, folder: Path | None) -> Need | None:
     if shapes is None:
         return None
     devices = number_of_devices()
-    share = Share(0, devices if config.runtime.shard_base else 1)
-    size = sum(_kept(name, shape, share, shapes) for name, shape in shapes.items())
+    size = transformer_bytes(config, shapes, devices)
     clip = clip_bytes(config, folder)
-    each = size * _ITEM_BYTES[config.runtime.mixed_precision] + clip + PROGRAM_BYTES
+    each = size + clip + PROGRAM_BYTES
     network = "the transformer and CLIP" if clip else "the transformer"
     return Need(network=network, processes=_processes_here(devices), each=each)
 
@@ -118,14 +115,14 @@ def _transformer(config: Config, folder: Path | None) -> Need | None:
 def clip_bytes(config: Config, folder: Path | None = None) -> int:
     """What CLIP takes in every process that trains it; 0 if it is not trained, or not here yet."""
     shapes = _shapes(config, folder, "text_encoder") if config.text_encoder.train_text_encoder else None
-    return sum(map(math.prod, (shapes or {}).values())) * _ITEM_BYTES[text_precision(config)]
+    return sum(map(math.prod, (shapes or {}).values())) * ITEM_BYTES[text_precision(config)]
 
 
 def _t5(config: Config, folder: Path | None) -> Need | None:
     shapes = _shapes(config, folder, "text_encoder_2")
     if shapes is None:
         return None
-    each = sum(map(math.prod, shapes.values())) * _ITEM_BYTES[text_precision(config)] + PROGRAM_BYTES
+    each = sum(map(math.prod, shapes.values())) * ITEM_BYTES[text_precision(config)] + PROGRAM_BYTES
     return Need(network="T5, if there is something to encode", processes=1, each=each)
 
 
@@ -135,12 +132,6 @@ def _shapes(config: Config, folder: Path | None, part: str) -> Shapes | None:
         return expected_weights(part, read_config(folder, part)) if os.path.isdir(folder) else None
     except (UserError, ValueError):
         return None
-
-
-def _kept(name: str, shape: tuple[int, ...], share: Share, shapes: Shapes) -> int:
-    """Elements that one process keeps of a tensor; linear layers are spread over the devices."""
-    is_linear = len(shapes[f"{name.rpartition('.')[0]}.weight"]) == 2
-    return math.prod(shape) // (share.count if is_linear and share.divides(shape) else 1)
 
 
 def _processes_here(devices: int) -> int:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from flux_db.data import buckets
 from flux_db.errors import UserError, did_you_mean
+from flux_db.model import int8
 from flux_db.model.model_folder import NETWORKS, PARTS, locate, read_config
 from flux_db.model.part_weights import INCOMPLETE, choose, read_headers, read_object
 from flux_db.model.parts import MODEL_PARTS
 from flux_db.problem import Problem
 from flux_db.settings import layer_patterns, lora_layers
 from flux_db.settings.concepts import concepts_of
-from flux_db.settings.derived import sample_prompts, validation_size
+from flux_db.settings.derived import is_int8, sample_prompts, validation_size
 from flux_db.settings.schema import Config, LossConfig
 from flux_db.size import PIXELS_PER_TOKEN, Size
 
@@ -42,6 +43,7 @@ def check_model(folder: Path, config: Config) -> list[Problem]:
             for text in _problems(folder, config.model.variant)
         ),
     ]
+    problems = problems or _int8_problems(folder, config)
     if problems:
         return problems
     return _wrong_sides(folder, config) or _unmatched_layers(folder / "transformer", config)
@@ -131,6 +133,16 @@ def _unmatched_layers(part: Path, config: Config) -> list[Problem]:
         for expression in layer_patterns.unused(own, trained)
         if trained
     ]
+
+
+def _int8_problems(folder: Path, config: Config) -> list[Problem]:
+    chosen = choose(folder / "transformer", config.model.variant)
+    entries = read_headers(chosen).entries if chosen else {}
+    if is_int8(config) or not any(int8.is_stored(entries, name) for name in entries):
+        return []
+    flag, model = "base_precision", "pretrained_model_name_or_path"
+    text = f"--{model} {folder}: its transformer is stored as int8; add --{flag} int8, or give the original model"
+    return [Problem(text, flag=flag, also=(model,))]
 
 
 def _wrong_sides(folder: Path, config: Config) -> list[Problem]:

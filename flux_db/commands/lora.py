@@ -62,6 +62,25 @@ def fuse(arguments: argparse.Namespace) -> None:
     print(printable(str(arguments.output)))
 
 
+def quantize_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="folder of a FLUX.1 model in diffusers layout")
+    parser.add_argument("--variant", help="variant of the weight files, such as fp16")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder to write")
+
+
+def quantize(arguments: argparse.Namespace) -> None:
+    """Write a model folder whose transformer is stored as int8, for --base_precision int8.
+
+    The run is the same as from the original model, which the flag quantises while loading; the folder is half as large
+    and loads faster. Parts that do not change are hard links to the model's files where that is possible."""
+    from flux_db.model import quantize as quantizer
+
+    if not arguments.model.is_dir():
+        raise UserError(f"{arguments.model}: no such folder; give the folder of a FLUX.1 model")
+    quantizer.quantize(arguments.model, arguments.output, arguments.variant)
+    print(printable(str(arguments.output)))
+
+
 def resize_flags(parser: argparse.ArgumentParser) -> None:
     from flux_db.lora.peft_settings import RANK_LIMIT
 
@@ -189,6 +208,7 @@ COMMANDS = {
     "info": Command(info, info_flags),
     "export": Command(export, export_flags),
     "fuse": Command(fuse, fuse_flags),
+    "quantize": Command(quantize, quantize_flags),
     "resize": Command(resize, resize_flags),
     "merge-loras": Command(merge_loras, merge_loras_flags),
     "push": Command(push, push_flags),

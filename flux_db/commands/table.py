@@ -8,14 +8,14 @@ import sys
 
 import flux_db.early_interrupt  # noqa: F401  before the other imports
 from flux_db.child import end_with_parent
-from flux_db.commands import demo, lora, runs, training
+from flux_db.commands import demo, lora, plan, runs, training
 from flux_db.commands.command import Command
 from flux_db.console import program_name
 from flux_db.errors import UserError, did_you_mean, run_guarded
 from flux_db.interrupt import default_signals
 from flux_db.settings.secrets import hide_token
 
-COMMANDS: dict[str, Command] = {**training.COMMANDS, **lora.COMMANDS, **runs.COMMANDS, **demo.COMMANDS}
+COMMANDS: dict[str, Command] = {**training.COMMANDS, **plan.COMMANDS, **lora.COMMANDS, **runs.COMMANDS, **demo.COMMANDS}
 
 
 def main(argv: list[str] | None = None) -> int:

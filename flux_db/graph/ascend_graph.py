@@ -25,7 +25,7 @@ from flux_db.data.encode import CLIP_TOKENS
 from flux_db.data.timesteps import robust_table
 from flux_db.errors import UserError
 from flux_db.graph import ir
-from flux_db.model import adapter, operators, optim, preservation, runtime, sharding, text_encoder
+from flux_db.model import adapter, int8_linear, operators, optim, preservation, runtime, sharding, text_encoder
 from flux_db.model.optim import SecondPart
 from flux_db.model.quiet import quiet
 from flux_db.model.runtime import Runtime
@@ -68,6 +68,7 @@ class Case:
     accumulation: int = 1
     devices: int = 1
     shard_base: bool = False
+    is_int8: bool = False
     prior: bool = False
     masked: bool = False
     concepts: int = 0
@@ -108,7 +109,7 @@ def training_step(case: Case) -> str:
 
 def _build_step(case: Case) -> TrainStepForFluxDevDB:
     config = case.config
-    transformer = build_transformer(case.widths, case.dtype)
+    transformer = build_transformer(case.widths, case.dtype, is_int8=case.is_int8)
     if case.shard_base:
         _cut(transformer, Share(0, case.devices))
     key = adapter.inject(transformer, config.lora, 0, case.rows, _lora_dtype(case))
@@ -145,7 +146,7 @@ def _cut(transformer: nn.Cell, share: Share) -> None:
         parameter.sliced = name in divisible and share.divides(parameter.shape)
         if parameter.sliced:
             shape = (parameter.shape[0] // share.count, *parameter.shape[1:])
-            parameter.set_data(Tensor(np.zeros(shape, np.float32)).astype(parameter.dtype), slice_shape=True)
+            parameter.set_data(Tensor(np.zeros(shape, np.int8)).astype(parameter.dtype), slice_shape=True)
 
 
 def _lora_dtype(case: Case) -> ms.Type:
@@ -199,13 +200,21 @@ def _zeros(*shape: int) -> Tensor:
 # --- networks ----------------------------------------------------------------------------------------------------
 
 
-def build_transformer(widths: dict[str, Any], dtype: ms.Type) -> nn.Cell:
+def build_transformer(widths: dict[str, Any], dtype: ms.Type, *, is_int8: bool = False) -> nn.Cell:
     """Without values: compiling needs shapes and types only."""
     with quiet():
         from mindone.diffusers import FluxTransformer2DModel
 
         with no_init_parameters():
-            return _frozen(FluxTransformer2DModel(**widths), dtype)
+            transformer = FluxTransformer2DModel(**widths)
+            if is_int8:
+                int8_linear.convert(transformer)
+    matrices = int8_linear.scales(transformer)
+    _frozen(transformer, dtype)
+    for name, parameter in transformer.parameters_and_names():
+        if name in matrices:
+            parameter.set_dtype(ms.int8)
+    return transformer
 
 
 def _frozen(cell: nn.Cell, dtype: ms.Type) -> nn.Cell:
@@ -392,6 +401,9 @@ GRAPHS: dict[str, Callable[[], str]] = {
     "with CLIP": lambda: training_step(WITH_CLIP),
     "levers": lambda: training_step(LEVERS),
     "sharded": lambda: training_step(Case(devices=DEVICES, shard_base=True)),
+    "int8": lambda: training_step(Case(is_int8=True)),
+    "int8, nothing recomputed": lambda: training_step(Case(is_int8=True, recomputed=NONE)),
+    "int8, sharded": lambda: training_step(Case(devices=DEVICES, shard_base=True, is_int8=True)),
     "sampler": sampler,
     "validation loss": validation_loss,
     "T5": t5,

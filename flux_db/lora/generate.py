@@ -21,11 +21,12 @@ from flux_db.errors import UserError, unwritable
 from flux_db.lora import merge
 from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
-from flux_db.model import loading, runtime
+from flux_db.model import int8_linear, loading, runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings, grid, groups
 from flux_db.model.text_encoder import Pooled
 from flux_db.png_text import sample_text
 from flux_db.progress import progress_bar
+from flux_db.settings.derived import is_int8
 from flux_db.settings.prompt_lines import PromptLine
 from flux_db.settings.schema import Config
 
@@ -37,7 +38,7 @@ def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
     """Draw everything; returns the grid's path. `argv` are the flags that the request was read from."""
     additions = merge.read_all(request.loras)  # refused before a model is fetched
     config, model, cache = _open(request)
-    if problems := merge.misfits(model, request.loras, additions):
+    if problems := merge.misfits(model, request.loras, additions, beside=is_int8(config)):
         raise UserError(problems)
     try:
         request.output.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
         texts = list(dict.fromkeys(line.text for line in request.prompts if _factor(line) == factor))
         pooled = _pooled(config, model, parts[merge.TEXT_ENCODER], texts) if merge.TEXT_ENCODER in parts else {}
         with stage("Loading the transformer"):
-            transformer = loading.load_transformer(model, machine.dtype, config.model.variant)
+            transformer = loading.load_transformer(model, machine.dtype, config.model.variant, is_int8=is_int8(config))
             add_loras(transformer, parts.get(merge.TRANSFORMER, {}), machine.dtype)
         sampler = Sampler(model, transformer, machine.dtype, config.model.variant)
         drawn |= draw(request, cache, sampler, factor, pooled)
@@ -129,9 +130,17 @@ def _pooled(config: Config, model: Path, additions: Additions, prompts: Sequence
 
 
 def add_loras(network: nn.Cell, additions: Additions, dtype: ms.Type) -> None:
-    """Merge LoRAs into the loaded weights; before the first call, which compiles them in."""
-    parameters = network.parameters_dict()
+    """Merge LoRAs into the loaded weights; before the first call, which compiles them in.
+
+    A matrix of int8 stays as it is, and the LoRAs are computed beside it: rounded to int8, they would be lost."""
+    parameters, beside = network.parameters_dict(), int8_linear.layers(network)
     for name, layers in additions.items():
+        if name in beside:
+            down, up = merge.stacked(layers)
+            merge.finite_as(down, FILE_TYPES[dtype], name)
+            merge.finite_as(up, FILE_TYPES[dtype], name)
+            int8_linear.add_beside(beside[name], down, up, dtype)
+            continue
         parameter = parameters[f"{name}.weight"]
         value = merge.merged(parameter.astype(runtime.DTYPES["no"]).asnumpy(), layers)
         merge.finite_as(value, FILE_TYPES[dtype], name)

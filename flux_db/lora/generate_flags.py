@@ -70,6 +70,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max_sequence_length", type=_number_to(512), default=512, help="tokens that T5 sees (default: 512)")
     add("--device", choices=["auto", "Ascend", "CPU"], default="auto", help="default: auto")
     add("--mixed_precision", choices=["no", "fp16", "bf16"], help="default: bf16 on Ascend, no on the CPU")
+    add(
+        "--base_precision",
+        choices=["full", "int8"],
+        default="full",
+        help="int8: store the transformer's matrices as int8 and compute the LoRAs beside them (default: full)",
+    )
     add("--encode_cache_dir", help="folder for encoded prompts (default: cache in the output folder)")
     add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the pictures")
     return parser
@@ -122,6 +128,7 @@ def _config(given: argparse.Namespace, prompts: Sequence[PromptLine]) -> Config:
             "encode_cache_dir": given.encode_cache_dir,
             "device": given.device,
             "mixed_precision": given.mixed_precision or "no",
+            "base_precision": given.base_precision,
         }
     )
 

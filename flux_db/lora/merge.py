@@ -6,25 +6,20 @@ import argparse
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from flux_db.atomic import sync_folder, temp_path
-from flux_db.console import stage
-from flux_db.errors import UserError, unwritable
+from flux_db.errors import UserError
 from flux_db.lora import convert, layer_names, lora_file
 from flux_db.lora.lora_file import Layer
-from flux_db.model import parts
+from flux_db.model import folder_copy, parts
 from flux_db.progress import progress_bar
 from flux_db.weight_file import DTYPES, FLOATS, WeightFile, open_weights
 
 TRANSFORMER, TEXT_ENCODER = "transformer", "text_encoder"
-# What a model folder has besides the transformer; anything else in it is not needed to load it.
-OTHER_PARTS = ("scheduler", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-
 
 # Layer of the transformer, or of CLIP with `text_encoder.` before it -> the LoRAs on it and their strengths.
 Additions = dict[str, list[tuple[Layer, float]]]
@@ -92,6 +87,13 @@ def merged(weight: np.ndarray, additions: Sequence[tuple[Layer, float]]) -> np.n
     return total
 
 
+def stacked(additions: Sequence[tuple[Layer, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """All LoRAs of a layer as one: down [ranks, inputs] and up [outputs, ranks], with their strengths in up."""
+    with np.errstate(all="ignore"):
+        ups = [layer.up.astype(np.float32) * np.float32(strength * layer.scale) for layer, strength in additions]
+    return np.concatenate([layer.down.astype(np.float32) for layer, _ in additions]), np.concatenate(ups, axis=1)
+
+
 def finite_as(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
     """A merged weight in the type of the model; a UserError if it holds NaN, or more than the type can."""
     with np.errstate(all="ignore"):
@@ -104,23 +106,28 @@ def finite_as(value: np.ndarray, dtype: str, name: str) -> np.ndarray:
     return result
 
 
-def misfits(model: Path, loras: Sequence[Weighted], additions: Additions) -> list[str]:
-    """What the LoRAs add to layers that the model does not have, or not in this shape."""
+def misfits(model: Path, loras: Sequence[Weighted], additions: Additions, *, beside: bool = False) -> list[str]:
+    """What the LoRAs add to layers that the model does not have, or not in this shape.
+
+    `beside`: they are not merged into the weights, which may be int8 then."""
     files = " or ".join(dict.fromkeys(str(lora.path) for lora in loras))
-    return [f"{files}: {text}" for text in unfit(model, additions)]
+    return [f"{files}: {text}" for text in unfit(model, additions, beside=beside)]
 
 
-def unfit(model: Path, additions: Additions) -> list[str]:
+def unfit(model: Path, additions: Additions, *, beside: bool = False) -> list[str]:
     """The same without the names of the LoRA files."""
+    types = FLOATS | ({"I8"} if beside else set())
     problems = [
-        problem for part, own in by_part(additions).items() for problem in _part_misfits(weight_files(model, part), own)
+        problem
+        for part, own in by_part(additions).items()
+        for problem in _part_misfits(weight_files(model, part), own, types)
     ]
     few = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
     remedy = "use it with the model that it was trained on"
     return [f"does not fit {model}: {'; '.join(few)}; {remedy}"] if few else []
 
 
-def _part_misfits(files: Sequence[WeightFile], additions: Additions) -> list[str]:
+def _part_misfits(files: Sequence[WeightFile], additions: Additions, types: Set[str]) -> list[str]:
     entries = {name: entry for file in files for name, entry in file.entries.items()}
     problems = []
     for name, layers in additions.items():
@@ -131,8 +138,8 @@ def _part_misfits(files: Sequence[WeightFile], additions: Additions) -> list[str
                 problems.append(f"the model has no layer {name}")
             elif entry.shape != shape:
                 problems.append(f"{name} is {entry.shape} in the model and {shape} in the LoRA")
-            elif entry.dtype not in FLOATS:
-                problems.append(f"{name} is of type {entry.dtype} in the model, and no LoRA can be added to that")
+            elif entry.dtype not in types:
+                problems.append(f"{name} is of type {entry.dtype} in the model, and no LoRA can be merged into that")
     return problems
 
 
@@ -146,12 +153,7 @@ def weight_files(model: Path, part: str) -> list[WeightFile]:
 def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
     """Write a model folder whose transformer, and CLIP if they have layers of it, has the LoRAs in its weights; the
     other parts are those of the model."""
-    if os.path.lexists(output):
-        raise UserError(f"-o {output}: exists already; remove it first, or choose another folder")
-    if not os.path.isdir(output.absolute().parent):
-        raise UserError(f"-o {output}: there is no folder {output.parent}; make it first")
-    if output.resolve().is_relative_to(model.resolve()):
-        raise UserError(f"-o {output}: lies inside the model's folder; choose another place")
+    folder_copy.demand_new(model, output)
     additions = read_all(loras)
     changed = {TRANSFORMER: {}, **by_part(additions)}
     files = {part: weight_files(model, part) for part in changed}
@@ -159,21 +161,10 @@ def fuse(model: Path, loras: Sequence[Weighted], output: Path) -> None:
         raise UserError(problems)
     if problems := misfits(model, loras, additions):
         raise UserError(problems)
-    temp = temp_path(output.absolute())
-    try:
-        with stage("Copying the model"):
-            _copy_others(model, temp, [part for part in OTHER_PARTS if part not in changed])
-            for part in changed:
-                _copy_part(model / part, temp / part)
+    with folder_copy.new_model(model, output, list(changed)) as temp:
         for part, own in changed.items():
+            _copy_part(model / part, temp / part)
             _merge_files(files[part], temp / part, own)
-        temp.rename(output)
-        sync_folder(output.absolute().parent)
-    except BaseException as problem:
-        shutil.rmtree(temp, ignore_errors=True)
-        if isinstance(problem, OSError):
-            raise unwritable(f"-o {output}: could not be written", problem) from problem
-        raise
 
 
 def _merge_files(files: Sequence[WeightFile], folder: Path, additions: Additions) -> None:
@@ -198,18 +189,3 @@ def _copy_part(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.suffix in (".safetensors", ".json") and path.is_file():  # other formats' weights would not be merged
             shutil.copyfile(path, target / path.name)
-
-
-def _copy_others(model: Path, target: Path, others: Sequence[str]) -> None:
-    """The other parts as links to the same files where the file system can, so that they take no space."""
-    target.mkdir(parents=True)
-    paths = [model / "model_index.json", *model.glob("LICENSE*")]
-    paths += [path for part in others for path in (model / part).rglob("*")]
-    for path in paths:
-        if path.is_file():
-            copy = target / path.relative_to(model)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(path.resolve(), copy)
-            except OSError:
-                shutil.copyfile(path, copy)

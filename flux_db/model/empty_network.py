@@ -35,6 +35,7 @@ def parameter_dtype(network: nn.Cell, name: str, dtype: ms.Type) -> ms.Type:
 
 def _diffusers_network(network_class: Any, part: Path) -> nn.Cell:
     config = network_class.load_config(str(part), local_files_only=True)
+    config.pop("quantization_config", None)  # it keeps other programs from int8 weights; mindone warns of what it is
     with no_init_parameters():
         network = network_class.from_config(config)
     network.register_to_config(_name_or_path=str(part))

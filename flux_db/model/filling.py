@@ -9,6 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from flux_db.errors import UserError
+from flux_db.model import int8, int8_linear
 from flux_db.model.empty_network import parameter_dtype
 from flux_db.model.expected_weights import own_name
 from flux_db.model.part_weights import Chosen, open_files
@@ -55,6 +57,8 @@ class Assignment(NamedTuple):
     source: Stored
     dtype: np.dtype
     share: Share
+    scales: Parameter | None = None
+    """Of a matrix that becomes int8: its scales, which are of the type above."""
 
 
 def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE) -> list[str]:
@@ -63,10 +67,13 @@ def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE)
     Returns the names of the parameters that the files do not hold. If there are any, nothing was filled: the network
     has no weights then, and cannot be used.
     """
-    label, stored = chosen.network, _stored(chosen)
-    parameters = {_torch_name(name): parameter for name, parameter in network.parameters_and_names()}
+    label, stored, scales = chosen.network, _stored(chosen), int8_linear.scales(network)
+    own = {int8.scale_name(name) for name in scales}  # read, or computed, with their matrix
+    parameters = {_torch_name(name): p for name, p in network.parameters_and_names() if name not in own}
     if missing := [name for name, parameter in parameters.items() if not _fits(stored.get(name), parameter)]:
         return missing
+    if any(int8.is_stored(stored[name].file.entries, stored[name].name) and name not in scales for name in parameters):
+        raise UserError(f"{chosen.file}: its matrices are int8; add --base_precision int8")
     divisible = divisible_parameters(network)
     assignments = [
         Assignment(
@@ -74,6 +81,7 @@ def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE)
             stored[name],
             _NUMPY_DTYPES[parameter_dtype(network, name, dtype)],
             share if name in divisible else WHOLE,
+            scales.get(name),
         )
         for name, parameter in parameters.items()
     ]
@@ -85,7 +93,7 @@ def fill(network: nn.Cell, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE)
         ThreadPoolExecutor(READERS) as pool,
     ):
         for one, values in zip(assignments, pool.map(_read, assignments), strict=True):
-            _assign(one, values)
+            _assign(one, *values)
             bar.update(one.source.size(one.share))
     return []
 
@@ -101,16 +109,23 @@ def _fits(stored: Stored | None, parameter: Parameter) -> bool:
     return stored is not None and stored.shape == parameter.shape
 
 
-def _read(one: Assignment) -> np.ndarray:
-    return one.source.file.read_as(one.source.name, one.dtype, one.share)
+def _read(one: Assignment) -> tuple[np.ndarray, np.ndarray | None]:
+    """(the values of the parameter, those of its scales)"""
+    if one.scales is None:
+        return one.source.file.read_as(one.source.name, one.dtype, one.share), None
+    found = int8.read_quantised(one.source.file, one.source.name, one.share)
+    return found.values, found.scales.astype(one.dtype)
 
 
-def _assign(one: Assignment, values: np.ndarray) -> None:
+def _assign(one: Assignment, values: np.ndarray, scales: np.ndarray | None) -> None:
     """The parameter takes type and shape of its value, and the value's memory: there is no copy."""
-    one.parameter.assign_value(Tensor.from_numpy(values))
-    # or MindSpore would initialise it before the first use
-    one.parameter.init = one.parameter.init_mode = None
-    one.parameter.sliced = one.share.divides(one.source.shape)
+    for parameter, value in ((one.parameter, values), (one.scales, scales)):
+        if parameter is None:
+            continue
+        parameter.assign_value(Tensor.from_numpy(value))
+        # or MindSpore would initialise it before the first use
+        parameter.init = parameter.init_mode = None
+        parameter.sliced = one.share.divides(one.source.shape)
 
 
 def _torch_name(name: str) -> str:

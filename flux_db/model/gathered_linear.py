@@ -1,14 +1,17 @@
 """mindone's linear layer for ZeRO stage 3, around weights that are split already.
 
 Its graph is mindone's: AllGather of the weight and of the bias, then the product. Only the splitting is left out,
-because the rank has read no more than its part.
+because the rank has read no more than its part. A matrix of int8 is gathered as it is, and becomes whole afterwards.
 """
 
 from __future__ import annotations
 
 from mindone.models.modules.parallel.dense import Linear
 from mindone.models.modules.parallel.param_wrapper import ZeroParamWrapper
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
+
+from flux_db.model.formulations import linear
+from flux_db.model.int8_linear import dequantised
 
 
 class Gather(ZeroParamWrapper):
@@ -25,3 +28,13 @@ class GatheredLinear(Linear):
         self.param_wrapper_b = nn.Identity()
         if self.net.has_bias:
             self.param_wrapper_b = Gather(self.net.bias, zero_stage, optimizer_parallel_group, cell_type)
+
+
+class GatheredInt8Linear(GatheredLinear):
+    def set_param_wrapper(self, zero_stage: int, optimizer_parallel_group: str, cell_type: object = None) -> None:
+        super().set_param_wrapper(zero_stage, optimizer_parallel_group, cell_type)
+        self.gather_scale = Gather(self.net.weight_scale, zero_stage, optimizer_parallel_group, cell_type)
+
+    def construct(self, x: Tensor) -> Tensor:
+        weight, scale = self.param_wrapper_w(self.net.weight), self.gather_scale(self.net.weight_scale)
+        return linear(x, dequantised(weight, scale, x.dtype), self.param_wrapper_b(self.net.bias))

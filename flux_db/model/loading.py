@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import nn
 
 from flux_db.errors import UserError
-from flux_db.model import parts, scoring_folder
+from flux_db.model import int8_linear, parts, scoring_folder
 from flux_db.model.empty_network import empty_network
 from flux_db.model.filling import fill
 from flux_db.model.part_weights import Chosen, choose, some
@@ -27,17 +27,30 @@ VAE_DTYPE = ms.float32
 _FAULTS = (OSError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError)
 
 
-def _load(kind: str, folder: Path, part: str, dtype: ms.Type, variant: str | None, share: Share = WHOLE) -> nn.Cell:
+def _load(
+    kind: str,
+    folder: Path,
+    part: str,
+    dtype: ms.Type,
+    variant: str | None,
+    share: Share = WHOLE,
+    *,
+    is_int8: bool = False,
+) -> nn.Cell:
     if problems := parts.part_problems(folder / part, variant):
         raise UserError([f"{folder}: {problem}" for problem in problems])
-    return _fill(kind, folder / part, choose(folder / part, variant), dtype, share)
+    return _fill(kind, folder / part, choose(folder / part, variant), dtype, share, is_int8=is_int8)
 
 
-def _fill(kind: str, part: Path, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE) -> nn.Cell:
+def _fill(
+    kind: str, part: Path, chosen: Chosen, dtype: ms.Type, share: Share = WHOLE, *, is_int8: bool = False
+) -> nn.Cell:
     # a local folder must never cause a network call
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with quiet(), _blame(part):
         network = empty_network(kind, part, dtype)
+    if is_int8:
+        int8_linear.convert(network)
     # whatever the checks before have found, the network itself is asked what it needs
     if missing := fill(network, chosen, dtype, share):
         raise UserError(f"{chosen.file}: {kind} lacks weights that mindone did not find in it: {some(missing)}")
@@ -58,9 +71,12 @@ def _blame(path: Path) -> Iterator[None]:
         ) from error
 
 
-def load_transformer(folder: Path, dtype: ms.Type, variant: str | None = None, share: Share = WHOLE) -> nn.Cell:
-    """`share`: of every layer that `sharding.shard_base` spreads over the devices, only this part is read and kept."""
-    return _load("FluxTransformer2DModel", folder, "transformer", dtype, variant, share)
+def load_transformer(
+    folder: Path, dtype: ms.Type, variant: str | None = None, share: Share = WHOLE, *, is_int8: bool = False
+) -> nn.Cell:
+    """`share`: of every layer that `sharding.shard_base` spreads over the devices, only this part is read and kept.
+    `is_int8`: the matrices of its blocks are stored as int8, quantised while they are read."""
+    return _load("FluxTransformer2DModel", folder, "transformer", dtype, variant, share, is_int8=is_int8)
 
 
 def load_vae(folder: Path, dtype: ms.Type, variant: str | None = None) -> nn.Cell:

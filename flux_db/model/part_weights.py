@@ -18,6 +18,7 @@ import numpy as np
 
 from flux_db.errors import UserError
 from flux_db.files import open_regular, read_text
+from flux_db.model import int8
 from flux_db.model.expected_weights import Shapes, expected_weights, is_extra, own_name
 from flux_db.plain_json import parse_json
 from flux_db.weight_file import Entry, WeightFile, open_weights
@@ -250,6 +251,8 @@ def _is_plain_name(shard: object) -> bool:
 def _differences(chosen: Chosen, expected: Shapes, entries: Mapping[str, Entry]) -> list[str]:
     part, name = chosen.network, short_name(chosen.file)
     held = {tensor: entry for tensor, entry in entries.items() if not is_extra(part, tensor)}
+    quantised = {tensor for tensor, entry in held.items() if _is_int8(part, tensor, entry)}
+    expected = expected | {int8.scale_name(tensor): held[tensor].shape[:1] for tensor in quantised}
     wanted = {tensor: expected.get(own_name(part, tensor)) for tensor in held}
     known = {own_name(part, tensor) for tensor in held}
     missing = [tensor for tensor in expected if tensor not in known]
@@ -265,7 +268,7 @@ def _differences(chosen: Chosen, expected: Shapes, entries: Mapping[str, Entry])
     types = [
         f"{tensor} ({entry.dtype})"
         for tensor, entry in held.items()
-        if wanted[tensor] is not None and entry.dtype not in FLOATING
+        if wanted[tensor] is not None and entry.dtype not in FLOATING and tensor not in quantised
     ]
     same = "fetch config.json and the weights of the same model"
     quantised = "quantised weights cannot be used, fetch the original ones"
@@ -280,6 +283,11 @@ def _differences(chosen: Chosen, expected: Shapes, entries: Mapping[str, Entry])
         )
         if tensors
     ]
+
+
+def _is_int8(part: str, tensor: str, entry: Entry) -> bool:
+    """A matrix as `flux_db quantize` stores it."""
+    return part == "transformer" and entry.dtype == "I8" and int8.is_matrix(tensor, entry.shape)
 
 
 def _unequal_twins(chosen: Chosen, entries: Mapping[str, Entry]) -> list[str]:

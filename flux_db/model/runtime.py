@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -20,6 +23,15 @@ from flux_db.model.quiet import quiet
 from flux_db.settings.schema import RuntimeConfig
 
 DTYPES = {"no": ms.float32, "fp16": ms.float16, "bf16": ms.bfloat16}
+
+
+class LargestMemory(NamedTuple):
+    """Bytes at most so far."""
+
+    host: int
+    """Of this process."""
+    device: int | None
+    """None on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +76,11 @@ class Runtime:
             for n, name in enumerate(contents)
         }
         return [f"{name} (rank {', '.join(map(str, ranks))})" for name, ranks in others.items() if ranks]
+
+    def largest_memory(self) -> LargestMemory:
+        # Linux counts in kB, macOS in bytes
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return LargestMemory(host, int(ms.hal.max_memory_allocated()) if self.device == "Ascend" else None)
 
     def memory_mb(self) -> dict[str, float]:
         """Of this process now, and on Ascend of its device at most, in MB; by the names in metrics.jsonl."""

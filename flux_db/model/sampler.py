@@ -14,7 +14,7 @@ from PIL import Image
 
 from flux_db.model import flow, loading
 from flux_db.settings.prompt_lines import PromptLine
-from flux_db.size import Size
+from flux_db.size import Size, drawn_at_once
 from flux_db.stream import Purpose, generator
 
 
@@ -29,10 +29,6 @@ class Request:
     seed: int
     number: int
     purpose: Purpose = Purpose.SAMPLE
-
-
-# Pixels drawn at a time: as many pictures as together are one of this size, and at most so many.
-BATCH_PIXELS, BATCH_PICTURES = 1024 * 1024, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +59,9 @@ def groups(lines: Sequence[PromptLine], usual: SampleSettings) -> list[Group]:
         )
         found.setdefault((own, 1.0 if line.lora is None else line.lora), []).append(number)
     return [
-        Group(replace(own, batch=batch_of(own.size, len(numbers))), lora, numbers)
+        Group(replace(own, batch=drawn_at_once(own.size, len(numbers))), lora, numbers)
         for (own, lora), numbers in found.items()
     ]
-
-
-def batch_of(size: Size, count: int) -> int:
-    """How many of `count` pictures to draw at a time: small ones together, for which a device is half idle alone."""
-    return max(1, min(BATCH_PIXELS // (size.height * size.width), BATCH_PICTURES, count))
 
 
 class EulerStep(nn.Cell):

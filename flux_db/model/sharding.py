@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from mindspore import mint, nn
 from mindspore.communication import GlobalComm
 
+from flux_db.model.int8_linear import Int8Linear
 from flux_db.model.quiet import quiet
 from flux_db.model.runtime import Runtime
 from flux_db.weight_file import Share
@@ -28,8 +29,8 @@ def share_of(runtime: Runtime) -> Share:
 
 def divisible_parameters(transformer: nn.Cell) -> set[str]:
     """Names of the parameters that can be spread over the devices: those of the linear layers."""
-    linear = [name for name, cell in transformer.cells_and_names() if type(cell) is mint.nn.Linear]
-    return {f"{name}.{kind}" for name in linear for kind in ("weight", "bias")}
+    linear = [name for name, cell in transformer.cells_and_names() if type(cell) in (mint.nn.Linear, Int8Linear)]
+    return {f"{name}.{kind}" for name in linear for kind in ("weight", "bias", "weight_scale")}
 
 
 def shard_base(transformer: nn.Cell, runtime: Runtime) -> tuple[int, int]:
@@ -41,11 +42,12 @@ def shard_base(transformer: nn.Cell, runtime: Runtime) -> tuple[int, int]:
         with quiet(), _hidden_lora(transformer):
             from mindone.trainers.zero import prepare_network
 
-            from flux_db.model.gathered_linear import GatheredLinear
+            from flux_db.model.gathered_linear import GatheredInt8Linear, GatheredLinear
 
             # it names each weight that is not split, which is every norm
             logging.getLogger(prepare_network.__module__).setLevel(logging.ERROR)
-            prepare_network(transformer, 3, GlobalComm.WORLD_COMM_GROUP, {mint.nn.Linear: GatheredLinear})
+            layers = {mint.nn.Linear: GatheredLinear, Int8Linear: GatheredInt8Linear}
+            prepare_network(transformer, 3, GlobalComm.WORLD_COMM_GROUP, layers)
     parameters = list(transformer.get_parameters())
     whole = sum(p.size * (runtime.world_size if p.sliced else 1) for p in parameters)
     return whole, sum(p.size for p in parameters)

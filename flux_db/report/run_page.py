@@ -17,6 +17,7 @@ from flux_db.console import say
 from flux_db.errors import describe
 from flux_db.output_folder import LORA_FILE, REPORT
 from flux_db.report.charts import Series, chart, number, smoothed
+from flux_db.report.memory_chart import memory_chart
 from flux_db.report.page import escape, page, picture, section, table, tiles
 from flux_db.report.thumbnails import data_uris, read_training_pictures
 from flux_db.run.record import Point, RunRecord, read_run
@@ -50,6 +51,7 @@ def render(run: RunRecord) -> str:
         + section("Samples", timeline(list(run.rounds)))
         + section("Scores of the samples", scores_table(run))
         + section("Curves", curves(run))
+        + section("Memory on Ascend", memory_chart(run.settings))
         + section("Training pictures, as the model saw them", training_pictures(run.folder))
         + section("How to use the LoRA", usage(run))
         + section("Settings", settings_tables(run.settings))

@@ -38,6 +38,11 @@ def recomputed(config: Config) -> Recomputed | None:
     return Recomputed("blocks", int(text)) if text.isdecimal() and len(text) < 5 and int(text) > 0 else None
 
 
+def is_int8(config: Config) -> bool:
+    """Whether the frozen transformer's matrices are stored as int8."""
+    return config.runtime.base_precision == "int8"
+
+
 def text_lora(config: Config) -> LoraConfig | None:
     """The LoRA of the text encoder: as strong, by alpha / rank, as the transformer's; None if it is not trained."""
     lora, text = config.lora, config.text_encoder

@@ -434,6 +434,10 @@ class RuntimeConfig:
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Precision of the frozen model and of all products; the LoRA's own weights are always float32. bf16 is recommended
     on Ascend and refused on the CPU, whose backend has no bf16 kernels."""
+    base_precision: Literal["full", "int8"] = "full"
+    """How the frozen transformer is stored. full: in --mixed_precision. int8: the matrices of its blocks as int8 with a
+    scale for each row, made while loading; they become whole in --mixed_precision where they are used. Half of the
+    memory of bf16, for a little precision."""
     gradient_checkpointing: str = field(default="none", metadata={"alone": "blocks"})
     """What the backward pass computes again instead of keeping it: less memory on Ascend, slower steps. blocks, which
     the flag alone means: everything but the inputs of the transformer's blocks. attention: the attention layers only.

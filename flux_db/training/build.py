@@ -21,7 +21,7 @@ from flux_db.model.optim import FlatOptimizer, SecondPart
 from flux_db.model.runtime import DTYPES, Runtime
 from flux_db.settings import lora_layers
 from flux_db.settings.concepts import concepts_of
-from flux_db.settings.derived import Recomputed, recomputed, text_lora
+from flux_db.settings.derived import Recomputed, is_int8, recomputed, text_lora
 from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config
 from flux_db.stream import BatchLayout
@@ -78,7 +78,9 @@ def build_graph(config: Config, runtime: Runtime, model: Path, *, prior: bool) -
     """`prior`: every batch has class examples too."""
     with stage("Loading the transformer"):
         share = sharding.share_of(runtime) if config.runtime.shard_base else WHOLE
-        transformer = loading.load_transformer(model, runtime.dtype, config.model.variant, share)
+        transformer = loading.load_transformer(
+            model, runtime.dtype, config.model.variant, share, is_int8=is_int8(config)
+        )
     preserved = is_preserved(config)
     rows = config.optim.train_batch_size * (2 if prior else 1) * (preservation.PARTS if preserved else 1)
     lora_dtype = ms.float32 if config.lora.lora_compute == "fp32" else runtime.dtype

@@ -15,6 +15,7 @@ from flux_db.errors import UserError
 from flux_db.model import loading, runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings
 from flux_db.progress import progress_bar
+from flux_db.settings.derived import is_int8
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.stream import Purpose
@@ -45,7 +46,7 @@ def generate(config: Config) -> None:
     with stage("Loading the transformer to draw class pictures"):
         sampler = Sampler(
             model,
-            loading.load_transformer(model, device.dtype, config.model.variant),
+            loading.load_transformer(model, device.dtype, config.model.variant, is_int8=is_int8(config)),
             device.dtype,
             config.model.variant,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 import flux_db
+from flux_db.check.compile_time import expected_time
 from flux_db.console import say, stage
 from flux_db.data.batches import BatchSource
 from flux_db.model import compile_cache, model_folder
@@ -20,10 +21,6 @@ from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.step_inputs import StepInputs
 
-# Seconds for each block of the transformer: on two CPU cores as measured; on Ascend extrapolated, with its back end.
-BLOCK_SECONDS = {"CPU": (2.0, 4.0), "Ascend": (5.0, 15.0)}
-# Shorter waits need no announcement.
-LEAST_TOLD = 60
 # A size that no step has among so many is compiled when it comes, and not stored.
 LOOK_AHEAD = 10_000
 
@@ -108,12 +105,3 @@ def first_of_each_size(source: BatchSource) -> dict[Size, int]:
 def block_count(model: Path) -> int:
     settings = model_folder.read_config(model, "transformer")
     return settings.get("num_layers", 19) + settings.get("num_single_layers", 38)
-
-
-def expected_time(blocks: int, device: str) -> str:
-    """How long compiling takes, in words; nothing for what is over soon."""
-    low, high = (blocks * seconds / 60 for seconds in BLOCK_SECONDS[device])
-    if high * 60 < LEAST_TOLD:
-        return ""
-    low, high = max(1, round(low)), max(1, round(high))
-    return f"about {low} to {high} minutes" if low != high else f"about {low} minute{'s' if low > 1 else ''}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from flux_db.check import device_memory
 from flux_db.console import DONE, say
 from flux_db.data.batches import BatchSource
 from flux_db.data.dataset import Dataset
@@ -60,6 +61,9 @@ def train(
         pictures=len({example.picture.digest for example in dataset.examples}),
         last=ground.checkpoint,
     )
+    planned = device_memory.read_model(config, prepared.model)
+    if runtime.is_main and runtime.device == "Ascend":
+        say(f"Memory: {device_memory.verdict(config, planned, runtime.world_size, list(dataset.sizes))}")
     try:
         validator, held_out = _validators(config, runtime, prepared, training, metrics_log)
         validation = Validation(
@@ -76,6 +80,9 @@ def train(
         compiler = StepCompiler(config, runtime, prepared.model, training.step, source)
         loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop, compiler)
         ending = loop.run(start, ground)
+        if runtime.is_main:
+            budget = device_memory.budget(config, planned, runtime.world_size, list(dataset.sizes))
+            say(f"Memory: {_taken(runtime, budget.peak)}")
         return Outcome(ending.exit_code, checkpoints.facts, ending.is_finished)
     except TrainingFailed as problem:
         if runtime.is_main or not problem.everywhere:
@@ -85,6 +92,15 @@ def train(
         return Outcome(1, checkpoints.facts)
     finally:
         metrics_log.close()
+
+
+def _taken(runtime: Runtime, planned: int) -> str:
+    """What the process took at most; of the device beside what was planned."""
+    largest = runtime.largest_memory()
+    text = f"this process took {largest.host / 1e9:.2f} GB at most"
+    if largest.device is None:
+        return text
+    return f"{text}, and {largest.device / 1e9:.1f} GB of the device, where {planned / 1e9:.1f} GB were computed before"
 
 
 def _validators(

@@ -13,7 +13,10 @@ from flux_db.graph.ascend_graph import CLIP_LAYERS, DEVICES, EVERYTHING, GRAPHS,
 
 TENSORS = {"double": 24, "single": 6}
 """Of the LoRA in the default layers of a block."""
-STEPS = ("step", "everything", "fp16", "attention", "sharded", "levers")
+INT8 = ("int8", "int8, nothing recomputed", "int8, sharded")
+STEPS = ("step", "everything", "fp16", "attention", "sharded", "levers", *INT8)
+MATRICES = 14 + 6
+"""Of one double and one single block: with their modulations, attention and feed-forward."""
 CASES = {"everything": EVERYTHING, "levers": LEVERS}
 
 # Operator -> the name of its kernel in MindSpore's library for Ascend.
@@ -136,7 +139,7 @@ def test_text_encoders_compute_in_half_precision(graphs, name):
     assert products and all(kind.dtype == "BFloat16" for node in products for kind in node.outputs)
 
 
-@pytest.mark.parametrize("name", ["step", "everything", "sharded"])
+@pytest.mark.parametrize("name", ["step", "everything", "sharded", "int8"])
 def test_every_block_is_recomputed_whole_and_only_its_inputs_are_kept(graphs, name):
     graph = graphs[name]
     assert graph.counts()["FlashAttentionScore"] == 2 * blocks(name)
@@ -154,6 +157,32 @@ def test_every_block_is_recomputed_whole_and_only_its_inputs_are_kept(graphs, na
     assert sum(node.bytes for node in kept) == pytest.approx(inputs + end + loss + rotary, rel=0.15)
     # recomputed block by block: what a block repeats is read from that block or from what is kept
     assert len({re.search(r"recompute_sub_graph: U64\((\d+)\)", n.attributes)[1] for n in repeated}) == blocks(name)
+
+
+@pytest.mark.parametrize("name", INT8)
+def test_int8_matrices_stay_int8_and_are_never_kept_whole(graphs, name):
+    graph = graphs[name]
+    loads = [node for node in graph.of("Load") if any(kind.dtype == "Int8" for kind in node.input_types)]
+    assert len(loads) == MATRICES and all(kind.dtype == "Int8" for node in loads for kind in node.outputs)
+    # their only readers are the casts to the compute type, in the forward and again in the backward
+    readers = [n for n in graph if any(t.dtype == "Int8" for t in n.input_types) and n.op not in ir.STRUCTURE]
+    assert {node.op for node in readers} <= {"Cast", "AllGather"}
+    casts = [node for node in readers if node.op == "Cast"]
+    assert {kind.dtype for node in casts for kind in node.outputs} == {"BFloat16"}
+    assert sum(not node.is_repeated for node in casts) == MATRICES
+    shapes = {kind.shape for node in casts for kind in node.outputs}
+    assert not [node for node in graph.kept() if any(kind.shape in shapes for kind in node.outputs)]
+    # gradients are taken for the LoRA only, and so for no matrix
+    made = {kind.shape for node in graph.of("MatMul") for kind in node.outputs}
+    assert not made & shapes
+
+
+def test_an_int8_base_keeps_what_a_whole_one_keeps(graphs):
+    def kept(name):
+        return sum(node.bytes for node in graphs[name].kept())
+
+    assert kept("int8") == pytest.approx(kept("step") * 2 / 4, rel=0.5)  # of half as many blocks
+    assert kept("int8") < 0.5 * kept("int8, nothing recomputed")
 
 
 def test_less_recomputing_keeps_more(graphs):

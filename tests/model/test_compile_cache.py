@@ -8,11 +8,11 @@ import program
 import pytest
 from world import lora_bytes, metrics, without_time
 
+from flux_db.check.compile_time import expected_time
 from flux_db.errors import RunError
 from flux_db.model import compile_cache, device
 from flux_db.model.compile_cache import StoredGraphs
 from flux_db.settings.schema import to_flat_dict
-from flux_db.training.compiling import expected_time
 
 # Everything whose state is a parameter of the graph: dropout key, window, loss scale.
 HARD = {"mixed_precision": "fp16", "lora_dropout": 0.1, "gradient_accumulation_steps": 2}

@@ -344,6 +344,17 @@ def test_a_report_of_hostile_files_is_a_report_without_them(tmp_path, name):
     assert "<u>" not in page and "\x1b" not in page and r"run\udcff" in page
 
 
+def test_the_report_shows_the_plan_of_the_memory(tmp_path):
+    known = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", "instance_data_dir": "pictures"}
+    known |= {"mixed_precision": "bf16", "gradient_checkpointing": "blocks", "base_precision": "int8"}
+    page = run_page.render(read_run(write_run(tmp_path / "known", **known)))
+    Balanced(page)
+    assert "<title>transformer: 11.97 GB</title>" in page and "Memory on Ascend" in page
+    # of a model that is neither here nor known nobody can say
+    other = known | {"pretrained_model_name_or_path": "owner/model"}
+    assert "Memory on Ascend" not in run_page.render(read_run(write_run(tmp_path / "other", **other)))
+
+
 # --- trackers ----------------------------------------------------------------------------------------------------
 
 
