@@ -159,6 +159,17 @@ def test_every_block_is_recomputed_whole_and_only_its_inputs_are_kept(graphs, na
     assert len({re.search(r"recompute_sub_graph: U64\((\d+)\)", n.attributes)[1] for n in repeated}) == blocks(name)
 
 
+@pytest.mark.parametrize("name", ["step", "everything", "sharded", *INT8])
+def test_what_is_recomputed_waits_for_the_gradient(graphs, name):
+    """Otherwise a device may compute it again at once, in the forward, and keep it all until the backward."""
+    waits: dict[str, bool] = {}
+    for node in graphs[name]:
+        begins = "Gradients" in node.scope and not node.is_repeated
+        waits[node.name] = begins or any(waits.get(above, False) for above in node.inputs)
+    repeated = [node for node in graphs[name] if node.is_repeated]
+    assert repeated and all(waits[node.name] for node in repeated)
+
+
 @pytest.mark.parametrize("name", INT8)
 def test_int8_matrices_stay_int8_and_are_never_kept_whole(graphs, name):
     graph = graphs[name]
