@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,7 @@ _TENSOR = re.compile(r"Tensor\[(\w+)\]\]?, \(([^)]*)\)")
 
 # The same memory under another name.
 _VIEWS = frozenset({"Reshape", "ExpandDims", "TupleGetItem", "Depend", "Load"})
+_NO_RESULT = frozenset({"MakeTuple", "UpdateState", "Assign", "Return", "return"})
 # No kernels: the structure of the graph.
 STRUCTURE = frozenset({"TupleGetItem", "MakeTuple", "Load", "UpdateState", "Depend", "Return", "return", "Reshape"})
 
@@ -101,8 +102,53 @@ class Graph:
             data = reader.inputs[:1] if reader.op == "Depend" else reader.inputs
             for source in (owner for name in data for owner in self._owners(name)):
                 if not source.is_backward and not self._is_weight(source):
-                    found[source.name] = source
+                    # of several results of an operator that one which is taken out
+                    one = reader if reader.op == "TupleGetItem" and not source.outputs else source
+                    found[one.name] = one
         return list(found.values())
+
+    def live(self, beside: Set[str] = frozenset()) -> list[tuple[Node, int]]:
+        """Each node in the order of the graph, and the bytes in memory while it runs: what it reads and makes, and what
+        is read later. Weights do not count, nor do the nodes named in `beside`."""
+        last = {owner: place for place, node in enumerate(self) for owner in self._read_by(node)}
+        ends: dict[int, int] = {}
+        steps, now = [], 0
+        for place, node in enumerate(self):
+            size = node.bytes if self._has_memory(node) and node.name not in beside else 0
+            now += size
+            steps.append((node, now))
+            ends[last.get(node.name, place)] = ends.get(last.get(node.name, place), 0) + size
+            now -= ends.pop(place, 0)
+        return steps
+
+    def _read_by(self, node: Node) -> set[str]:
+        """Names of the nodes whose memory this one reads."""
+        if node.op == "UpdateState":
+            return set()
+        waiting, found = list(node.inputs[:1] if node.op == "Depend" else node.inputs), set()
+        while waiting:
+            owner = self._memory(waiting.pop())
+            if owner is not None and owner.op == "MakeTuple":
+                waiting += owner.inputs
+            elif owner is not None:
+                found.add(owner.name)
+        return found
+
+    def _memory(self, name: str) -> Node | None:
+        """As `_owner`, in the backward too."""
+        node = self.nodes.get(name)
+        while node is not None and not self._has_memory(node) and node.op in _VIEWS and node.inputs:
+            if (above := self.nodes.get(node.inputs[0])) is None:
+                break
+            node = above
+        return node
+
+    def _has_memory(self, node: Node) -> bool:
+        """Whether its result is neither a weight, nor another's memory under another name."""
+        if node.op == "TupleGetItem":
+            above = self.nodes.get(node.inputs[0]) if node.inputs else None
+            return above is None or above.op not in _VIEWS | {"MakeTuple"}
+        return node.op not in _VIEWS | _NO_RESULT
 
     def _owners(self, name: str) -> Iterator[Node]:
         node = self._owner(name)

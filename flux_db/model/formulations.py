@@ -237,7 +237,11 @@ def _feed_forward(self, layers, x):
 
 
 class DoubleBlock:
-    """Image and text with weights of their own, together in the attention."""
+    """Image and text with weights of their own, together in the attention.
+
+    The result is joined: of a block with two results that the next one reads, MindSpore finds no gradient for the
+    recomputation to wait for, and a device may then recompute in the forward and save nothing.
+    """
 
     def construct(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
         image, text = hidden_states, _within_fp16(encoder_hidden_states)
@@ -250,7 +254,7 @@ class DoubleBlock:
         text_normed = modulate(self.norm2_context(text), text_scale, text_shift)
         image_out = gate(_feed_forward(self, self.ff.net, image_normed), image_mlp_gate)
         text_out = gate(_feed_forward(self, self.ff_context.net, text_normed), text_mlp_gate)
-        return _add(text, text_out), _add(image, image_out)
+        return ops.Concat(1)((_add(text, text_out), _add(image, image_out)))
 
 
 class SingleBlock:
@@ -293,12 +297,14 @@ class Transformer:
             temb = self.time_text_embed(time, _mul(_cast(guidance, image.dtype), 1000.0), pooled_projections)
         text = self.context_embedder(encoder_hidden_states)
         rotary = self.pos_embed(ops.Concat(0)((txt_ids, img_ids)))
+        length = encoder_hidden_states.shape[1]
+        both = ops.Concat(1)((text, image))
         for block in self.transformer_blocks:
-            text, image = block(image, text, temb, rotary)
-        both = ops.Concat(1)((_within_fp16(text), image))
+            text, image = self.split_tokens(both, length, 1)
+            both = block(image, text, temb, rotary)
         for block in self.single_transformer_blocks:
             both = block(both, None, temb, rotary)
-        image = self.split_tokens(_within_fp16(both), encoder_hidden_states.shape[1], 1)[1]
+        image = self.split_tokens(_within_fp16(both), length, 1)[1]
         return (self.proj_out(self.norm_out(image, temb)),)
 
 

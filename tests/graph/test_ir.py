@@ -45,3 +45,17 @@ def test_operators_types_and_what_is_kept():
     assert first.scope == "recompute_Default/block/MatMul-op0"
     # the sigmoid, through a view and a tuple; not the weight, which is in memory anyway
     assert [(node.op, node.bytes) for node in graph.kept()] == [("Sigmoid", 32)]
+
+
+def test_what_is_in_memory_while_each_node_runs():
+    steps = [(node.op, size) for node, size in ir.parse(TEXT).live()]
+    # the product goes after the sigmoid, which stays, through its view and a tuple, until the concatenation
+    assert steps[:7] == [
+        ("Load", 0),
+        ("MatMul", 16),
+        ("Sigmoid", 48),
+        ("Reshape", 32),
+        ("MatMul", 48),
+        ("MakeTuple", 48),
+        ("Concat", 112),
+    ]

@@ -52,7 +52,7 @@ output_dir dry_run
 seed checkpointing_steps checkpoints_total_limit resume_from_checkpoint allow_changed max_skipped_steps
 upcast_before_saving ema_export report_to logging_dir
 push_to_hub hub_model_id hub_private
-device mixed_precision gradient_checkpointing jit_level distributed shard_base deterministic
+device mixed_precision base_precision gradient_checkpointing jit_level distributed shard_base deterministic
 compile_cache compile_cache_dir
 """
 FLAGS = FLAG_NAMES.split()
@@ -217,7 +217,8 @@ def test_every_config_in_the_repository_is_sound_and_names_its_own_command(file)
 
 def test_the_configs_of_the_readme_are_there():
     assert [file.stem for file in CONFIGS] == [
-        "demo_cpu", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_concepts", "flux_dev_64gb_prior",
+        "demo_cpu", "flux_dev_32gb", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_concepts",
+        "flux_dev_64gb_prior",
         "flux_dev_8devices",
     ]  # fmt: skip
 
@@ -226,7 +227,7 @@ def test_the_configs_of_the_readme_are_there():
     "flags",
     [
         [],
-        ["--config", str(CONFIGS[2]), "--seed", "7", "--lora_alpha", "2.5", "--allow_changed", "rank,seed"],
+        ["--config", str(CONFIGS[3]), "--seed", "7", "--lora_alpha", "2.5", "--allow_changed", "rank,seed"],
         ["--instance_prompt", "yes: ein #Hündchen\n'", "--validation_prompt", "null", "--learning_rate", "1e-10"],
     ],
 )
