@@ -15,9 +15,9 @@ cat <<'END'
 What to look at: outputs/demo/run/samples/grid.png, or report.html beside it in a browser. Each row is a step, and
 each column starts from the same noise. outputs/demo/pictures shows the dog that was learned: one ear up, one brown
 and hanging, a brown eye patch and saddle, a turquoise collar.
-  - First row: the model does not know "sks dog" and draws some dog, usually a yellow one.
-  - Last row, left: white fur, the brown ear and patch, in places where the dog was never photographed.
-  - Last row, right: other animals, which have taken on a little of it. Prior preservation and --preserve_class
-    are the means against that (docs/training.md).
+  - First row: the model does not know "sks dog" and draws some dog, usually an orange one.
+  - Last row, left: that dog, in places where it was never photographed.
+  - Last row, right: other animals, which have taken on a little of it. Fewer steps, prior preservation and
+    --preserve_class are the means against that (docs/training.md).
 The table above gives the same as numbers, from 0 to 1: "subject" should rise, "subject in class" stay low.
 END

@@ -80,7 +80,7 @@ def train(
         compiler = StepCompiler(config, runtime, prepared.model, training.step, source)
         loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop, compiler)
         ending = loop.run(start, ground)
-        if runtime.is_main:
+        if runtime.is_main and ending.is_finished:  # of a stopped run the last line is the command that goes on
             budget = device_memory.budget(config, planned, runtime.world_size, list(dataset.sizes))
             say(f"Memory: {_taken(runtime, budget.peak)}")
         return Outcome(ending.exit_code, checkpoints.facts, ending.is_finished)
