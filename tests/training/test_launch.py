@@ -368,7 +368,8 @@ def test_two_devices_train_with_every_lever_as_one_does(world, tmp_path):
     difference = largest_difference(one, two)
     print(f"largest difference of a weight {difference:.1e}")
     assert difference <= 1e-5
-    moved = {name: abs(value).max() for name, value in load(lora_bytes(two)).items() if "text_encoder." in name}
+    weights = {name: value for name, value in load(lora_bytes(two)).items() if "lora_" in name}  # no alphas
+    moved = {name: abs(value).max() for name, value in weights.items() if "text_encoder." in name}
     assert len(moved) == 16 and all(value > 1e-3 for value in moved.values())
-    ranks = {value.shape[0] for name, value in load(lora_bytes(two)).items() if name.endswith("to_q.lora_A.weight")}
-    assert ranks == {2}
+    ranks = {name: value.shape[0] for name, value in weights.items() if name.endswith("lora_A.weight")}
+    assert [rank for name, rank in ranks.items() if "to_q" in name] == [2]
