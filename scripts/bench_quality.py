@@ -29,7 +29,7 @@ from flux_db.demo.tiny_model import write_once, write_tiny_model
 from flux_db.demo.world import WHERE
 from flux_db.run.sample_files import read_folder, round_folder
 from flux_db.score.judged import Scores, Subject, score
-from flux_db.score.samples import read_pictures, read_samples
+from flux_db.score.samples import pictures_in, read_pictures, read_samples
 
 STEPS, EVERY, LAST = 200, 100, 400
 IMAGES, DENOISING, GUIDANCE, SAMPLE_SEED = 4, 12, 3.5, 42
@@ -40,7 +40,7 @@ PROMPTS = (
 )
 DEFAULT: dict[str, Any] = {
     "rank": 16,
-    "learning_rate": 2e-3,
+    "learning_rate": 1e-3,
     "train_batch_size": 2,
     "guidance_scale": 1.0,
     "max_train_steps": STEPS,
@@ -78,7 +78,7 @@ ROWS: dict[str, Row] = {
     **{f"{step} steps": Row(of="default", step=step) for step in (100, 300, 400)},
     "rank 4": Row({"rank": 4}),
     "rank 64": Row({"rank": 64}),
-    **{f"learning rate {rate}": Row({"learning_rate": float(rate)}) for rate in ("1e-4", "5e-4", "1e-3", "4e-3")},
+    **{f"learning rate {rate}": Row({"learning_rate": float(rate)}) for rate in ("1e-4", "5e-4", "2e-3", "4e-3")},
     "prodigy": Row({"optimizer": "prodigy", "learning_rate": 1.0}),
     **{
         f"weighting {name}": Row({"weighting_scheme": name})
@@ -113,7 +113,7 @@ class Bench:
         for captions in ("none", "place", "full"):
             write_once(work / captions, pictures(captions), what="the pictures of this benchmark")
         (work / "prompts.txt").write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
-        self.subject = Subject("a photo of sks dog", read_pictures(work / "none"))
+        self.subject = Subject("a photo of sks dog", read_pictures(pictures_in(work / "none")))
 
     def run_folder(self, name: str, seed: int) -> Path:
         return self.work / name.replace(" ", "_").replace(":", "") / f"seed-{seed}"

@@ -47,4 +47,4 @@ def test_what_explodes_or_cannot_be_read_is_refused_at_once(text, problem, line)
         load(text)
     assert caught.value.problem.startswith(problem)
     assert line == (caught.value.problem_mark and caught.value.problem_mark.line + 1)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30  # a fraction of a second, on a machine with nothing else to do

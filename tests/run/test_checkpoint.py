@@ -484,6 +484,8 @@ def test_a_complete_checkpoint_without_its_name_is_recovered_new_before_old(tmp_
 
 BINDING = frozenset(
     {
+        "base_precision",
+        "concepts",
         "revision",
         "variant",
         "instance_prompt",
