@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from small_run import BARE, LORA_FILE, ROOT, flag_words
 
-from flux_db.demo.pictures import draw_picture, png_bytes, scene
+from flux_db.demo.pictures import draw_picture, png_bytes, scene, write_demo_pictures
 from flux_db.demo.tiny_model import write_once, write_tiny_model
 from flux_db.demo.world import WHERE
+from flux_db.output_folder import METRICS
 from flux_db.run.sample_files import read_folder, round_folder
 from flux_db.score.judged import Scores, Subject, score
 from flux_db.score.samples import pictures_in, read_pictures, read_samples
@@ -55,6 +57,7 @@ COLUMNS = {
     "diversity": "diversity",
     "copies": "copies",
 }
+COSTS = {"seconds": "s/step", "memory_mb": "MB"}
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,19 @@ class Row:
     of: str = ""
     """Another row whose runs serve this one as well, at another step."""
     step: int = STEPS
+    begun_by: str = ""
+    """Another row whose LoRA of the same seed is the start of this one."""
+    concepts: tuple[str, ...] = ()
+    """Subjects that one LoRA learns together."""
 
     @property
     def flags(self) -> dict[str, Any]:
         return DEFAULT | dict(self.changes)
+
+
+def only(steps: int) -> dict[str, int]:
+    """One round of samples, after the last of so many steps."""
+    return {"max_train_steps": steps, "validation_steps": steps}
 
 
 PRIOR = {"with_prior_preservation": True, "class_prompt": "a photo of a dog", "num_class_images": 32}
@@ -93,12 +105,19 @@ ROWS: dict[str, Row] = {
     "shift 3": Row({"timestep_sampling": "shift"}),
     "flux_shift": Row({"timestep_sampling": "flux_shift"}),
     "preserved class": Row({"preserve_class": "dog"}),
+    "preserved class, 600 steps": Row({"preserve_class": "dog"} | only(600), step=600),
+    "prior preservation, 400 steps": Row(PRIOR | only(400), step=400),
     "EMA 0.99": Row({"ema_decay": 0.99}),
     "huber": Row({"loss": "huber"}),
+    "smooth_l1": Row({"loss": "smooth_l1"}),
     "layers: attention": Row({"lora_layers": "attention"}),
     "layers: all": Row({"lora_layers": "all"}),
     "LoRA+ 16": Row({"loraplus_ratio": 16}),
     "text encoder": Row({"train_text_encoder": True}),
+    "text encoder 1e-3": Row({"train_text_encoder": True, "text_encoder_lr": 1e-3}),
+    "warm start": Row({"init_lora": ""} | only(100), step=100, begun_by="learning rate 5e-4"),
+    "two concepts, 400 steps": Row(only(400), step=400, concepts=("dog", "robot")),
+    "int8": Row({"base_precision": "int8"}),
     "caption dropout 0.1": Row({"caption_dropout": 0.1}),
     "diffusers": Row({"lora_alpha": 16}, captions="none"),
 }
@@ -112,6 +131,7 @@ class Bench:
         write_tiny_model(self.model, "small")
         for captions in ("none", "place", "full"):
             write_once(work / captions, pictures(captions), what="the pictures of this benchmark")
+        write_demo_pictures(work / "robot", subject="robot")
         (work / "prompts.txt").write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
         self.subject = Subject("a photo of sks dog", read_pictures(pictures_in(work / "none")))
 
@@ -146,7 +166,33 @@ class Bench:
         }
         if row.changes.get("with_prior_preservation"):
             settings["class_data_dir"] = self.work / f"class-{seed}"
+        if row.begun_by:
+            settings["init_lora"] = self.run_folder(row.begun_by, seed) / LORA_FILE
+        if row.concepts:
+            settings["concepts"] = self.concepts_file(row.concepts)
+            del settings["instance_data_dir"], settings["instance_prompt"]
         return [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *flag_words(settings)], BARE
+
+    def concepts_file(self, subjects: Sequence[str]) -> Path:
+        """`--concepts`, with the dog's pictures and captions as everywhere."""
+        words = {"dog": ("sks", "place"), "robot": ("ukj", "robot")}
+        path = self.work / f"{'_'.join(subjects)}.yaml"
+        concepts = [
+            {"dir": str(self.work / words[s][1]), "prompt": f"a photo of {words[s][0]} {s}"} for s in subjects
+        ]
+        path.write_text(yaml.safe_dump(concepts), encoding="utf-8")
+        return path
+
+    def costs(self, name: str, seed: int) -> dict[str, float] | None:
+        """Median seconds of a step and peak memory, of a run of ours."""
+        metrics = self.run_folder(ROWS[name].of or name, seed) / METRICS
+        if not metrics.is_file():
+            return None
+        rows = [row for line in metrics.read_text().splitlines() if "loss" in (row := json.loads(line))]
+        return {
+            "seconds": statistics.median(row["seconds"] for row in rows[1:]),
+            "memory_mb": max(row["memory_mb"] for row in rows),
+        }
 
     def common(self, row: Row, output: Path, seed: int) -> dict[str, Any]:
         """The flags that diffusers' script and ours share."""
@@ -171,14 +217,8 @@ class Bench:
         settings = self.common(ROWS["diffusers"], output, seed) | {"cache_latents": True, "lr_warmup_steps": 0}
         del settings["validation_steps"]
         search = f"{ROOT / 'scripts/torchvision_stand_in'}"
-        yield (
-            [str(self.given.torch_python), str(self.given.diffusers_script), *flag_words(settings)],
-            BARE
-            | {
-                "PYTHONPATH": search,
-                "HF_HUB_OFFLINE": "1",
-            },
-        )
+        words = [str(self.given.torch_python), str(self.given.diffusers_script), *flag_words(settings)]
+        yield words, BARE | {"PYTHONPATH": search}
         drawing = {
             "model": self.model,
             "lora": output,
@@ -221,23 +261,26 @@ def pictures(captions: str) -> dict[str, bytes]:
 
 
 def table(bench: Bench, rows: Sequence[str], seeds: int) -> Iterator[str]:
-    yield "| | runs | " + " | ".join(COLUMNS.values()) + " |"
-    yield "|---" * (len(COLUMNS) + 2) + "|"
+    yield "| | runs | " + " | ".join([*COLUMNS.values(), *COSTS.values()]) + " |"
+    yield "|---" * (len(COLUMNS) + len(COSTS) + 2) + "|"
     base = round_folder(bench.run_folder("default", 0), 0)
     if base.is_dir():
         samples = read_samples(read_folder(base))
         yield line("before training", [score(samples, bench.subject, samples)])
     for name in rows:
         if found := [s for seed in range(seeds) if (s := bench.scores(name, seed))]:
-            yield line(name, found)
+            costs = [costs for seed in range(seeds) if (costs := bench.costs(name, seed))]
+            yield line(name, found, costs)
 
 
-def line(name: str, found: Sequence[Scores]) -> str:
+def line(name: str, found: Sequence[Scores], costs: Sequence[Mapping[str, float]] = ()) -> str:
     cells = []
     for column in COLUMNS:
         values = [value for scores in found if (value := scores.as_dict()[column]) is not None]
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         cells.append(f"{statistics.mean(values):.2f}{spread}" if values else "-")
+    for column, digits in zip(COSTS, (3, 0), strict=True):
+        cells.append(f"{statistics.median(cost[column] for cost in costs):.{digits}f}" if costs else "-")
     return f"| {name} | {len(found)} | " + " | ".join(cells) + " |"
 
 
