@@ -33,19 +33,19 @@ def main(argv: list[str]) -> int:
         return dry_run.run(given, demand_resumable)
     config, seen = check_everything(given, check_hub)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
-        # Only now: a mistake in the settings is reported within a second, without MindSpore
-        from flux_db.model import runtime
-        from flux_db.training.build import build
-        from flux_db.training.prepare import prepare
-        from flux_db.training.run import publish, restore, train
+        from flux_db.training.prepare import start
 
-        device = runtime.start(config.runtime)
-        prepared = prepare(config, device, seen)
+        device, prepared, encoding = start(config, seen)
+        # Only now: MindSpore takes seconds, which pass while prompts and pictures are encoded
+        from flux_db.training.build import build
+        from flux_db.training.run import finish_encoding, publish, restore, train
+
         if device.is_main:
             peer_notes.say_notes(given)
         training = build(config, device, prepared.model, prepared.dataset)
+        compiler = finish_encoding(config, device, prepared, encoding, training)
         ground = restore(config, device, prepared, training)
-        outcome = train(config, device, prepared, training, ground, stop)
+        outcome = train(config, device, prepared, training, compiler, ground, stop)
         return publish(config, device, outcome, stop)
 
 

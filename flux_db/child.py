@@ -50,7 +50,17 @@ def environment(**variables: str) -> dict[str, str]:
 
 def run(words: Sequence[str], what: str, files: Sequence[int] = ()) -> None:
     """Run a child to its end, with these open files; `what` says in a message what it does."""
-    code = subprocess.run(words, env=environment(), pass_fds=files, check=False).returncode
+    finish(start(words, files), what)
+
+
+def start(words: Sequence[str], files: Sequence[int] = ()) -> subprocess.Popen:
+    """Start a child, with these open files, and go on beside it."""
+    return subprocess.Popen(words, env=environment(), pass_fds=files)
+
+
+def finish(process: subprocess.Popen, what: str) -> None:
+    """Wait for the end of a child."""
+    code = process.wait()
     if code < 0:
         raise ChildFailed(f"{what} was ended by {signal.Signals(-code).name}", 128 - code)
     if code:

@@ -17,8 +17,29 @@ DONE = "Done."
 """Printed when all files of a run are written; the launcher looks for it in the log of the first rank."""
 
 
+_held: list[str] | None = None
+
+
+def hold_back() -> None:
+    """Keep what is said from now on: a child has the terminal, and its lines shall not be mixed with these."""
+    global _held
+    if _held is None:
+        _held = []
+
+
+def release() -> None:
+    """Print what was held back, and everything else at once again."""
+    global _held
+    lines, _held = _held or [], None
+    for line in lines:
+        say(line)
+
+
 def say(text: str) -> None:
     """A line for the person at the terminal, above any progress bar; on stderr, so that stdout is free for results."""
+    if _held is not None:
+        _held.append(text)
+        return
     tqdm.write(printable(text, keep="\n\t"), file=sys.stderr)
     sys.stderr.flush()
 
@@ -47,7 +68,7 @@ def stage(text: str) -> Iterator[None]:
     start = time.monotonic()
     done = threading.Event()
     say(f"{text} ...")
-    show = _run_clock if sys.stderr.isatty() else _beat
+    show = _run_clock if sys.stderr.isatty() and _held is None else _beat
     # the thread blocks the signals that this one blocks: it inherits that
     shower = threading.Thread(target=show, args=(text, start, done), daemon=True)
     shower.start()

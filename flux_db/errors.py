@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 
 from flux_db import early_interrupt, streams
-from flux_db.console import printable, show_warning
+from flux_db.console import printable, release, show_warning
 
 # EFBIG: what a limit on the size of files (ulimit -f) answers
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -70,6 +70,7 @@ def _ending(main: Callable[[], int | None]) -> int:
         _demand_current_folder()
         return main() or 0
     except UserError as error:
+        release()
         several = "" if len(error.problems) == 1 else f"{len(error.problems)} problems\n"
         print(f"error: {several}{error}", file=sys.stderr)
         return error.exit_code
@@ -95,7 +96,7 @@ def _demand_current_folder() -> None:
 
 
 def leave_behind(name: str) -> None:
-    """End the program without the last words of a library that is stuck: Python would wait for it."""
+    """End the program without the last words of a library that is stuck or slow: Python would wait for it."""
     _left_behind.append(name)
 
 
@@ -125,4 +126,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _complain(text: str, head: str = "error: ") -> None:
+    release()
     print(f"{head}{printable(text)}", file=sys.stderr)

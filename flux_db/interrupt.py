@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flux_db.console import say
+from flux_db.console import release, say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -84,6 +84,7 @@ class StopRequest:
     def _leave(self, number: signal.Signals) -> None:
         try:
             self._before_leaving()
+            release()
             say(f"{number.name}: leaving at once; what is stored so far stays")
         finally:
             # What is on disk is whole at any moment; the lock and the children end with the process

@@ -225,10 +225,14 @@ class TrainStepForFluxDevDB(TrainStep, Velocity):
 
         The measures are the loss and the sum of errors of each concept.
         """
-        vector = self.all_reduce(vector) / self.parts
+        vector = self.all_reduce(vector)
+        if self.parts > 1:  # a division by 1 is not free on the CPU
+            vector = vector / self.parts
         scale = self.loss_scaler.scale_value * 1.0
         end = -1 - self.measures
-        gradient, loss, stop = vector[:end] / scale, vector[end], vector[-1] * self.parts
+        gradient, loss, stop = vector[:end], vector[end], vector[-1] * self.parts
+        if self.dynamic_scale:
+            gradient = gradient / scale
         gradient = self.optimizer.trained(gradient, lr)
         norm = ops.sqrt(self.optimizer.sum(gradient * gradient))
         finite = ops.isfinite(norm)

@@ -177,9 +177,7 @@ class Bench:
         """`--concepts`, with the dog's pictures and captions as everywhere."""
         words = {"dog": ("sks", "place"), "robot": ("ukj", "robot")}
         path = self.work / f"{'_'.join(subjects)}.yaml"
-        concepts = [
-            {"dir": str(self.work / words[s][1]), "prompt": f"a photo of {words[s][0]} {s}"} for s in subjects
-        ]
+        concepts = [{"dir": str(self.work / words[s][1]), "prompt": f"a photo of {words[s][0]} {s}"} for s in subjects]
         path.write_text(yaml.safe_dump(concepts), encoding="utf-8")
         return path
 

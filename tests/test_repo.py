@@ -31,11 +31,11 @@ PACKAGES = {
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
     " preserved command_line resume_rules secrets",
     "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
-    " scoring_folder identity device"
-    " lazy_mindone quiet compile_cache formulations int8_linear device_kernels dinov2 operators runtime empty_network"
+    " scoring_folder identity device lazy_mindone quiet compile_cache formulations int8_linear cpu_layers"
+    " device_kernels dinov2 operators runtime empty_network"
     " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
-    " encode_cache encode batches",
+    " encode_cache encode blank_cache batches",
     "check": "folders concepts values peer_notes model device_memory memory compile_time plan_text files pictures"
     " everything plan contact_sheet dry_run",
     "lora": "layer_names peft_settings lora_file trained_file convert describe merge resize init_lora"

@@ -112,7 +112,9 @@ def train(config: Config, stop=None, *, compile_anew: bool = False) -> int:
         graph = _shared_graph(config, device, prepared)
         training = build.plan_run(config, device, prepared.model, prepared.dataset, graph)
     ground = run.restore(config, device, prepared, training)
-    return run.publish(config, device, run.train(config, device, prepared, training, ground, stop), stop)
+    compiler = run.step_compiler(config, device, prepared, training)
+    outcome = run.train(config, device, prepared, training, compiler, ground, stop)
+    return run.publish(config, device, outcome, stop)
 
 
 def _shared_graph(config: Config, device: Any, prepared: Any) -> Any:

@@ -351,7 +351,7 @@ def _encoding(config: Config, model: Model, size: Size) -> Iterator[tuple[str, i
     heads = model.settings["text_encoder_2"].get("num_heads", 8)
     # scores of the attention before and after the softmax, and the bias of relative positions
     texts = text_encoder_bytes(config, model) + 3 * heads * config.data.max_sequence_length**2 * FLOAT
-    pictures = _elements(model, "vae") * FLOAT + vae_encode_bytes(model, size, pictures_at_once(size))
+    pictures = _elements(model, "vae") * FLOAT + vae_encode_bytes(model, size, pictures_at_once(size, "Ascend"))
     yield "runtime", RUNTIME_BYTES
     yield "T5 and CLIP, or the VAE", max(texts, pictures)
 

@@ -66,6 +66,13 @@ def memory_problems(config: Config, folder: Path | None = None) -> list[Problem]
     return [Problem(text, also=("shard_base", "mixed_precision"))]
 
 
+def fit_together(config: Config, folder: Path) -> bool:
+    """Whether transformer and text encoders may be in memory at the same time, with as much again left free."""
+    machine = _machine()
+    needs = [need.total for need in (_transformer(config, folder), _t5(config, folder)) if need is not None]
+    return machine is not None and 2 * sum(needs) <= machine.available
+
+
 def memory_warnings(config: Config, folder: Path | None = None) -> list[str]:
     """Networks that do not fit into what is free at the moment."""
     machine = _machine()

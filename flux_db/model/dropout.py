@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from flux_db.model import formulations
 from flux_db.stream import DROPOUT_MODULUS as MODULUS
 from flux_db.stream import DROPOUT_NUMBERS as NUMBERS
 
@@ -47,6 +48,10 @@ def _modulo(x):
     return _sub(x, _mul(_floor(_mul(_add(x, 0.5), 1.0 / MODULUS)), float(MODULUS)))
 
 
+def _product(per_token, per_channel, shape):
+    return _mul(formulations.repeated(per_token, shape), formulations.repeated(per_channel, shape))
+
+
 @ops.constexpr
 def _layer_constants(layer, tokens, channels):
     key_factor, token_factor, addend = layer_table(layer)
@@ -74,7 +79,9 @@ class StepDropout(nn.Cell):
         # [B, 1, NUMBERS] + [tokens, NUMBERS] -> [B, tokens, NUMBERS]
         state = _modulo(_add(_reshape(_mul(self.key, key_factor), (rows, 1, NUMBERS)), per_token))
         state = _modulo(_mul(_modulo(_mul(state, state)), state))
+        shape = (rows, tokens, x.shape[-1])
         r0, r1, r2 = ops.Split(2, NUMBERS)(state)
-        kept = _less(_modulo(_add(_add(_mul(r0, first), _mul(r1, second)), r2)), self.threshold)
+        number = _add(_add(_product(r0, first, shape), _product(r1, second, shape)), formulations.repeated(r2, shape))
+        kept = _less(_modulo(number), self.threshold)
         mask = _mul(_cast(kept, x.dtype), self.scale)
         return _mul(x, _reshape(mask, x.shape))

@@ -24,11 +24,21 @@ _slice, _maximum, _minimum = ops.Slice(), ops.Maximum(), ops.Minimum()
 # --- layers ------------------------------------------------------------------------------------------------------
 
 
+def repeated(x, shape):
+    """A tensor whose sides are 1 or those of `shape`, for a sum or product with a tensor of that shape."""
+    return x
+
+
+def add_bias(rows, bias):
+    """[rows, N] + [N]"""
+    return _add(rows, bias)
+
+
 def linear(x, weight, bias):
     # [..., K] -> [rows, K] x [N, K]^T -> [..., N]
     rows = _matmul_transposed(_reshape(x, (-1, x.shape[-1])), weight)
     if bias is not None:
-        rows = _add(rows, bias)
+        rows = add_bias(rows, bias)
     return _reshape(rows, (*x.shape[:-1], weight.shape[0]))
 
 
@@ -83,12 +93,13 @@ def silu_construct(self, x):
 
 def modulate(x, scale, shift):
     """[B, S, D] scaled and shifted by [B, D]."""
-    return _add(_mul(x, _add(_expand_dims(scale, 1), 1.0)), _expand_dims(shift, 1))
+    factor = repeated(_expand_dims(_add(scale, 1.0), 1), x.shape)
+    return _add(_mul(x, factor), repeated(_expand_dims(shift, 1), x.shape))
 
 
 def gate(x, factor):
     """[B, S, D] scaled by [B, D]."""
-    return _mul(_expand_dims(factor, 1), x)
+    return _mul(repeated(_expand_dims(factor, 1), x.shape), x)
 
 
 # --- modulated norms ---------------------------------------------------------------------------------------------
@@ -149,8 +160,9 @@ def rotate(x, cos, sin):
     """
     turn = _quarter_turn(x.shape[-1], x.dtype)
     turned = _reshape(_matmul(_reshape(x, (-1, x.shape[-1])), turn), x.shape)
-    straight = _mul(_cast(x, ms.float32), _expand_dims(cos, 1))
-    return _cast(_add(straight, _mul(_cast(turned, ms.float32), _expand_dims(sin, 1))), x.dtype)
+    straight = _mul(_cast(x, ms.float32), repeated(_expand_dims(cos, 1), x.shape))
+    across = _mul(_cast(turned, ms.float32), repeated(_expand_dims(sin, 1), x.shape))
+    return _cast(_add(straight, across), x.dtype)
 
 
 # --- attention ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common.initializer import initializer
 
-from flux_db.model import int8
+from flux_db.model import formulations, int8
 from flux_db.model.formulations import linear
 
 # Marked by themselves, and not only with their block: without --gradient_checkpointing too they are computed again.
@@ -21,7 +21,7 @@ _reshape = ops.Reshape()
 
 def dequantised(weight: Tensor, scale: Tensor, dtype: ms.Type) -> Tensor:
     """[N, K] int8 and [N] -> [N, K]"""
-    return _mul(_cast(weight, dtype), _reshape(scale, (-1, 1)))
+    return _mul(_cast(weight, dtype), formulations.repeated(_reshape(scale, (-1, 1)), weight.shape))
 
 
 class Int8Linear(mint.nn.Linear):

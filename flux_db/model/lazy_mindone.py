@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -19,8 +20,16 @@ from types import ModuleType
 from typing import Any
 
 TRIED = "0.5.0"
-_PACKAGES = ("mindone.transformers", "mindone.transformers.models", "mindone.diffusers.models.transformers")
+_PACKAGES = (
+    "mindone.models",
+    "mindone.trainers",
+    "mindone.transformers",
+    "mindone.transformers.models",
+    "mindone.diffusers.models.transformers",
+)
 _DEFER = "__defer__"
+# Imported by mindone and used by none of its models that this program uses; a quarter of a second.
+_WAITING = "scipy.stats"
 
 
 def install() -> bool:
@@ -30,7 +39,24 @@ def install() -> bool:
     if _version() != TRIED or any(package in sys.modules for package in _PACKAGES):
         return False
     sys.meta_path.insert(0, _Finder())
+    _import_when_used(_WAITING)
     return True
+
+
+def _import_when_used(name: str) -> None:
+    """In the place of a module one that imports it as soon as one of its names is asked for."""
+    if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
+        return
+    stand_in = ModuleType(name)
+    stand_in.__spec__ = spec
+
+    def find(attribute: str) -> Any:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        return getattr(importlib.import_module(name), attribute)
+
+    stand_in.__getattr__ = find  # type: ignore[method-assign]
+    sys.modules[name] = stand_in
 
 
 def _version() -> str | None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flux_db.errors import UserError
+from flux_db.model import cpu_layers, dinov2, formulations
 from flux_db.model import device_kernels as kernels
-from flux_db.model import dinov2, formulations
 
 _FLUX = "mindone.diffusers.models.transformers.transformer_flux"
 _NORMS = "mindone.diffusers.models.normalization"
@@ -101,10 +101,12 @@ def _by_device(attend: Any, rms_norm: Any, activate: Any, split_tokens: Any) -> 
 
 
 _MINT = ("arange", "split", "chunk", "outer", "stack", "full", "zeros", "ones", "linspace", "randn")
+_CPU_LAYERS = ("repeated", "add_bias", "layer_norm")
 _ON_CPU = (
-    *_by_device(kernels.attend_on_cpu, kernels.rms_norm_on_cpu, kernels.activate_on_cpu, kernels.split_tokens_on_cpu),
+    *_by_device(cpu_layers.attend, cpu_layers.rms_norm, kernels.activate_on_cpu, kernels.split_tokens_on_cpu),
+    *(Place("flux_db.model.formulations", name, getattr(cpu_layers, name)) for name in _CPU_LAYERS),
     *(Place("mindspore.mint", name, getattr(kernels, name)) for name in _MINT),
-    Place("mindspore.mint.nn.functional", "layer_norm", formulations.layer_norm),
+    Place("mindspore.mint.nn.functional", "layer_norm", cpu_layers.layer_norm),
     Place("mindspore.mint.nn.functional", "group_norm", kernels.group_norm),
     Place("mindspore.mint.nn.functional", "gelu", kernels.gelu),
     Place("mindspore.mint.nn:GroupNorm", "construct", kernels.group_norm_construct),

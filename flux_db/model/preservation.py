@@ -10,6 +10,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from flux_db.model import formulations
+
 _mul, _cast = ops.Mul(), ops.Cast()
 
 PARTS = 3
@@ -53,4 +55,4 @@ class RowGate(nn.Cell):
         x = self.dropout(x)
         if not self.training:
             return x
-        return _mul(x, _cast(_gate(x.shape[0], x.ndim), x.dtype))
+        return _mul(x, formulations.repeated(_cast(_gate(x.shape[0], x.ndim), x.dtype), x.shape))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ LOOK_AHEAD = 10_000
 
 
 class StepCompiler:
-    """Compiles the step once for each size, from the disk if it is stored there."""
+    """Compiles the step once for each size, from the disk if it is stored there. Of `source` only shapes matter."""
 
     def __init__(self, config: Config, runtime: Runtime, model: Path, step: nn.Cell, source: BatchSource) -> None:
         self.config = config
@@ -39,7 +41,7 @@ class StepCompiler:
     def prepare(self) -> None:
         """With the compile cache: all sizes now, in a fixed order. Otherwise each is compiled when it comes."""
         wanted = self.config.runtime
-        if not compile_cache.is_on(wanted.compile_cache, self.runtime.device):
+        if self._compiled or not compile_cache.is_on(wanted.compile_cache, self.runtime.device):
             return
         first = first_of_each_size(self.source)
         inputs = {size: tensors(self.source[first[size]]) for size in sorted(first)}
@@ -52,6 +54,11 @@ class StepCompiler:
             for size, given in inputs.items():
                 self._compile(size, given, is_stored=stored.is_stored)
                 stored.hidden += compile_cache.hidden_parameters(self.step)
+
+    def compile_first(self) -> None:
+        """Before the loop needs it."""
+        self.prepare()
+        self.demand(self.source.size(0), tensors(self.source[0]))
 
     def demand(self, size: Size, inputs: Sequence[Tensor]) -> bool:
         """Have the step compiled for this size; returns whether that was to be done."""
@@ -68,6 +75,7 @@ class StepCompiler:
             text += f", which takes {told}"
         with stage(text):
             self.step.compile(*inputs)
+        give_back_memory()
         self._compiled.add(size)
 
     def _parts(self, inputs: Sequence[Sequence[Tensor]], facts: AscendFacts) -> dict:
@@ -86,6 +94,14 @@ class StepCompiler:
     def _network_parts(self) -> tuple[str, ...]:
         clip = ("text_encoder",) if self.config.text_encoder.train_text_encoder else ()
         return ("transformer", "vae", "scheduler", *clip)
+
+
+def give_back_memory() -> None:
+    """To the system, what compiling has freed: the step's own memory then takes its place instead of coming on top."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
 
 
 def tensors(batch: StepInputs) -> list[Tensor]:

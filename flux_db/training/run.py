@@ -8,17 +8,18 @@ from typing import NamedTuple
 from flux_db.check import device_memory
 from flux_db.console import DONE, say
 from flux_db.data.batches import BatchSource
+from flux_db.data.blank_cache import BlankCache
 from flux_db.data.dataset import Dataset
 from flux_db.data.encode_cache import Cache
 from flux_db.interrupt import StopRequest
 from flux_db.lora.trained_file import Facts
+from flux_db.model import model_folder
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Sampler
 from flux_db.output_folder import BEST_LORA, EMA_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
 from flux_db.report import hub, model_card
 from flux_db.report.thumbnails import store_training_pictures
 from flux_db.run.metrics_log import MetricsLog
-from flux_db.run.saved_state import Progress
 from flux_db.settings.derived import validation_prompts
 from flux_db.settings.schema import Config
 from flux_db.training import snapshot
@@ -27,7 +28,7 @@ from flux_db.training.checkpoints import Checkpoints
 from flux_db.training.compiling import StepCompiler
 from flux_db.training.failure import TrainingFailed
 from flux_db.training.loop import Loop
-from flux_db.training.prepare import Prepared
+from flux_db.training.prepare import Encoding, Prepared
 from flux_db.training.resume import Ground, take_over
 from flux_db.training.sample_rounds import Rounds, Validator, rounds_of
 from flux_db.training.scoring import open_scoring
@@ -44,8 +45,42 @@ class Outcome(NamedTuple):
     is_finished: bool = False
 
 
+def finish_encoding(
+    config: Config, runtime: Runtime, prepared: Prepared, encoding: Encoding, training: Training
+) -> StepCompiler:
+    """Wait for the encoding; meanwhile compile the first step, unless a checkpoint is to be put in place before."""
+    compiler = step_compiler(config, runtime, prepared, training)
+    if encoding.is_running and prepared.start.saved is None:
+        compiler.compile_first()
+    encoding.wait()
+    return compiler
+
+
+def step_compiler(config: Config, runtime: Runtime, prepared: Prepared, training: Training) -> StepCompiler:
+    blank = batch_source(config, training, _blank(config, prepared, training), prepared)
+    return StepCompiler(config, runtime, prepared.model, training.step, blank)
+
+
+def _blank(config: Config, prepared: Prepared, training: Training) -> BlankCache:
+    transformer = model_folder.read_config(prepared.model, "transformer")
+    channels, side, _ = training.latent_shape
+    return BlankCache(
+        latent_channels=channels,
+        shrink=config.data.resolution // side,
+        prompt_shape=(config.data.max_sequence_length, transformer["joint_attention_dim"]),
+        pooled_length=transformer["pooled_projection_dim"],
+        background=prepared.cache.background,
+    )
+
+
 def train(
-    config: Config, runtime: Runtime, prepared: Prepared, training: Training, ground: Ground, stop: StopRequest
+    config: Config,
+    runtime: Runtime,
+    prepared: Prepared,
+    training: Training,
+    compiler: StepCompiler,
+    ground: Ground,
+    stop: StopRequest,
 ) -> Outcome:
     """Train to the end."""
     start, cache, dataset = prepared.start, prepared.cache, prepared.dataset
@@ -76,8 +111,7 @@ def train(
             rounds=_rounds(config, dataset, training),
             scoring=open_scoring(config, dataset) if runtime.is_main else None,
         )
-        source = batch_source(config, training, cache, dataset, progress)
-        compiler = StepCompiler(config, runtime, prepared.model, training.step, source)
+        source = batch_source(config, training, cache, prepared)
         loop = Loop(config, runtime, training, source, progress, metrics_log, checkpoints, validation, stop, compiler)
         ending = loop.run(start, ground)
         if runtime.is_main and ending.is_finished:  # of a stopped run the last line is the command that goes on
@@ -145,16 +179,16 @@ def publish(config: Config, runtime: Runtime, outcome: Outcome, stop: StopReques
     return _push(config, stop) if config.hub.push_to_hub else 0
 
 
-def batch_source(config: Config, training: Training, cache: Cache, dataset: Dataset, progress: Progress) -> BatchSource:
+def batch_source(config: Config, training: Training, cache: Cache | BlankCache, prepared: Prepared) -> BatchSource:
     return BatchSource(
         config=config,
-        dataset=dataset,
+        dataset=prepared.dataset,
         cache=cache,
         layout=training.layout,
         latent_shape=training.latent_shape,
         learning_rates=training.learning_rates,
         sigmas=training.sigmas,
-        start=progress.step * training.layout.accumulation,
+        start=prepared.start.progress.step * training.layout.accumulation,
     )
 
 
