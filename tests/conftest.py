@@ -12,10 +12,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # The files that take longest, in this order; begun first, so that no worker ends with a long one by itself.
 LONGEST = """
-test_full_disk commands/test_trainer training/test_launch training/test_training training/test_survival
-training/test_text_encoder
-parity/test_golden test_train_step data/test_batches test_endings model/test_staleness lora/test_using
-settings/test_inputs test_signals training/test_validation test_fuzz model/test_model_folder
+training/test_launch commands/test_trainer training/test_training graph/test_ascend_graph training/test_text_encoder
+test_full_disk parity/test_golden demo/test_quality training/test_survival training/test_concept_runs
+training/test_preservation training/test_int8_training doctor/test_doctor model/test_loading training/test_scoring
+training/test_prompt_options test_endings settings/test_inputs data/test_batches model/test_staleness
+model/test_compile_cache training/test_bases lora/test_using test_signals training/test_average run/test_checkpoint
+score/test_score_command test_train_step training/test_validation test_fuzz model/test_model_folder
 """
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from flux_db.doctor.result import Row, judged, not_here, timed
-from flux_db.model import device_kernels, dropout, formulations
+from flux_db.model import cpu_layers, device_kernels, dropout, formulations
 from flux_db.model.optim import FixedSum, flatten
 from flux_db.model.runtime import DTYPES, Runtime
 
@@ -30,12 +30,12 @@ TOLERANCE = {"no": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
 
 def attention(device: str) -> Callable[..., Tensor]:
     """(cell, query, key, value, scale) over [B, H, S, D]."""
-    return device_kernels.attend_on_cpu if device == "CPU" else device_kernels.attend_on_ascend
+    return cpu_layers.attend if device == "CPU" else device_kernels.attend_on_ascend
 
 
 def rms_norm(device: str) -> Callable[..., Tensor]:
     """(cell with weight, bias and eps, x)"""
-    return device_kernels.rms_norm_on_cpu if device == "CPU" else device_kernels.rms_norm_on_ascend
+    return cpu_layers.rms_norm if device == "CPU" else device_kernels.rms_norm_on_ascend
 
 
 def gelu(device: str) -> Callable[..., Tensor]:

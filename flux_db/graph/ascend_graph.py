@@ -7,6 +7,7 @@ error, and the graph has been written by then. `ir.py` reads it.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -363,6 +364,7 @@ def _pretended_devices(count: int) -> Iterator[None]:
 
 def compiled(cell: nn.Cell, inputs: Sequence[Tensor]) -> str:
     """The text of the cell's graph as the back end would get it."""
+    os.environ["MS_DEV_DUMP_IR_PASSES"] = ir.LAST_PASS  # to write the graph after every pass takes half of the time
     with tempfile.TemporaryDirectory() as folder:
         ms.set_context(save_graphs=2, save_graphs_path=folder)
         try:

@@ -24,6 +24,9 @@ _BYTES = {
     "UInt8": 1,
 }
 
+LAST_PASS = "validate"
+"""Of the front end, by MindSpore's name."""
+
 # `%12(CNode_7) = PrimFunc_MatMul(%3, %4, Bool(0)) cnode_attrs: {...}`
 _NODE = re.compile(r"\s*(%\w+)(?:\([^)]*\))?\s*=\s*(?:PrimFunc_)?([A-Za-z_0-9:@$]+)(.*)$")
 _TENSOR = re.compile(r"Tensor\[(\w+)\]\]?, \(([^)]*)\)")
@@ -177,7 +180,7 @@ class Graph:
 
 def newest(folder: Path) -> Path | None:
     """Of what MindSpore wrote into a folder, the graph as it is handed to the device's back end."""
-    return max(folder.rglob("*_validate_*.ir"), key=lambda file: file.stat().st_mtime_ns, default=None)
+    return max(folder.rglob(f"*_{LAST_PASS}_*.ir"), key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
 def parse(text: str) -> Graph:

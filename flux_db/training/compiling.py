@@ -44,6 +44,8 @@ class StepCompiler:
         if self._compiled or not compile_cache.is_on(wanted.compile_cache, self.runtime.device):
             return
         first = first_of_each_size(self.source)
+        if not first:  # the run has taken its last step, and only its last round or files are missing
+            return
         inputs = {size: tensors(self.source[first[size]]) for size in sorted(first)}
         root = Path(wanted.compile_cache_dir or compile_cache.default_folder(os.environ)).expanduser().absolute()
         name = compile_cache.key(self._parts(list(inputs.values()), ascend_facts()))

@@ -14,7 +14,7 @@ from test_repo import PROJECT
 
 from flux_db.doctor import machine, operators, result, step, table
 from flux_db.doctor.result import Row
-from flux_db.model import device_kernels
+from flux_db.model import cpu_layers
 from flux_db.model.device import AscendDevice, AscendFacts
 
 GOOD = AscendFacts(devices=8, cann="8.3.RC1", driver="25.2.0", accepted_cann=("8.2", "8.3"))
@@ -114,7 +114,7 @@ def test_attention_that_is_wrong_in_its_scale_is_found(monkeypatch):
 
 
 def wrong_attention(self, query, key, value, scale):
-    return device_kernels.attend_on_cpu(self, query, key, value, scale * 1.01)
+    return cpu_layers.attend(self, query, key, value, scale * 1.01)
 
 
 def test_a_dropout_mask_that_is_not_the_formulas_is_found(monkeypatch):

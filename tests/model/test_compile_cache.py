@@ -40,10 +40,11 @@ def test_a_loaded_step_gives_the_same_bits_and_another_setting_another_step(worl
     assert without_time(metrics(tmp_path / "first")) == without_time(metrics(tmp_path / "second"))
     # more steps are the same graph, so a resume loads it; another beta is another graph
     (folder,) = graphs.iterdir()
-    resumed = train(
-        world.settings(tmp_path / "second", **HARD, **cached, max_train_steps=4, resume_from_checkpoint="latest")
-    )
+    more = world.settings(tmp_path / "second", **HARD, **cached, max_train_steps=4, resume_from_checkpoint="latest")
+    resumed = train(more)
     assert "loaded from" in resumed and [f.name for f in graphs.iterdir()] == [folder.name]
+    # a run that was killed after its last step has none left to compile
+    assert "Going on from" in train(more)
 
 
 def test_what_is_part_of_the_name(world, tmp_path):
