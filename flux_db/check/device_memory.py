@@ -20,6 +20,7 @@ from flux_db.errors import UserError
 from flux_db.model import flux_dev, int8
 from flux_db.model.expected_weights import Shapes, expected_weights
 from flux_db.model.model_folder import NETWORKS, read_config
+from flux_db.model.vae_tiles import TILE, is_tiled
 from flux_db.settings import lora_layers
 from flux_db.settings.derived import is_int8, recomputed, sample_prompts, text_lora, validation_size
 from flux_db.settings.preserved import is_preserved
@@ -335,6 +336,9 @@ def forward_bytes(config: Config, model: Model, size: Size) -> int:
 
 def vae_decode_bytes(config: Config, model: Model, size: Size) -> int:
     """One picture at a time, in float32: its last level begins with the channels of the level before."""
+    if is_tiled(config.validation.vae_tiling, *size):
+        side = TILE * 2 ** (len(model.channels) - 1)
+        size = Size(min(side, size.height), min(side, size.width))
     return _vae_bytes(model.channels[min(1, len(model.channels) - 1)], size)
 
 
@@ -464,6 +468,12 @@ def _rank(config: Config, _devices: int) -> Changed | None:
     return (_with(config, "lora", rank=4), "--rank 4", "a smaller LoRA") if config.lora.rank > 4 else None
 
 
+def _tiles(config: Config, _devices: int) -> Changed | None:
+    if config.validation.vae_tiling == "on":
+        return None
+    return _with(config, "validation", vae_tiling="on"), "--vae_tiling", "samples that differ a little"
+
+
 _CHANGES: tuple[Callable[[Config, int], Changed | None], ...] = (
     _recompute,
     _smaller_batch,
@@ -472,6 +482,7 @@ _CHANGES: tuple[Callable[[Config, int], Changed | None], ...] = (
     _resolution,
     _resolution,
     _rank,
+    _tiles,
 )
 
 

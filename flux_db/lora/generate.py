@@ -57,7 +57,7 @@ def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
         with stage("Loading the transformer"):
             transformer = loading.load_transformer(model, machine.dtype, config.model.variant, is_int8=is_int8(config))
             add_loras(transformer, parts.get(merge.TRANSFORMER, {}), machine.dtype)
-        sampler = Sampler(model, transformer, machine.dtype, config.model.variant)
+        sampler = Sampler(model, transformer, machine.dtype, config.model.variant, config.validation.vae_tiling)
         drawn |= draw(request, cache, sampler, factor, pooled)
         del sampler, transformer
     pictures = [drawn[path] for path in request.pictures()]

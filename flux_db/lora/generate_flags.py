@@ -76,6 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
         default="full",
         help="int8: store the transformer's matrices as int8 and compute the LoRAs beside them (default: full)",
     )
+    add(
+        "--vae_tiling",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="decode in overlapping tiles, for less memory; auto: above 1024 x 1024 pixels (default: auto)",
+    )
     add("--encode_cache_dir", help="folder for encoded prompts (default: cache in the output folder)")
     add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the pictures")
     return parser
@@ -121,6 +127,7 @@ def _config(given: argparse.Namespace, prompts: Sequence[PromptLine]) -> Config:
         {
             "pretrained_model_name_or_path": given.model,
             "variant": given.variant,
+            "vae_tiling": given.vae_tiling,
             "instance_data_dir": "",
             "instance_prompt": prompts[0].text if prompts else "",
             "max_sequence_length": given.max_sequence_length,

@@ -13,6 +13,7 @@ from mindspore import Tensor, nn
 from PIL import Image
 
 from flux_db.model import flow, loading
+from flux_db.model.vae_tiles import decode_in_tiles, is_tiled
 from flux_db.settings.prompt_lines import PromptLine
 from flux_db.size import Size, drawn_at_once
 from flux_db.stream import Purpose, generator
@@ -89,9 +90,12 @@ class EulerStep(nn.Cell):
 class Sampler:
     """Draws with a transformer that may be in training. The host only counts the denoising steps."""
 
-    def __init__(self, model: Path, transformer: nn.Cell, dtype: ms.Type, variant: str | None = None) -> None:
+    def __init__(
+        self, model: Path, transformer: nn.Cell, dtype: ms.Type, variant: str | None = None, tiling: str = "auto"
+    ) -> None:
         self.transformer = transformer
         self.dtype = dtype
+        self.tiling = tiling
         self.scheduler = loading.load_scheduler(model)
         self.vae = loading.load_vae(model, loading.VAE_DTYPE, variant)
         self.step = EulerStep(transformer)
@@ -119,8 +123,15 @@ class Sampler:
         h, w = (side // self.factor for side in settings.size)
         latents = flow.unpack(self.denoise(padded, settings, h, w).astype(ms.float32), h, w)
         latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
+        if is_tiled(self.tiling, *settings.size):
+            return [decode_in_tiles(self._decode, one, self.factor) for one in latents.asnumpy()[: len(requests)]]
         # one at a time: the VAE needs more memory than the transformer
-        return [self.vae.decode(latents[i : i + 1], return_dict=False)[0].asnumpy()[0] for i in range(len(requests))]
+        return [self._decode(latents[i]) for i in range(len(requests))]
+
+    def _decode(self, latents: Tensor | np.ndarray) -> np.ndarray:
+        """[C, h, w] -> [3, H, W]"""
+        latents = latents if isinstance(latents, Tensor) else Tensor(np.ascontiguousarray(latents))
+        return self.vae.decode(latents.expand_dims(0), return_dict=False)[0].asnumpy()[0]
 
     def denoise(self, requests: Sequence[Request], settings: SampleSettings, height: int, width: int) -> Tensor:
         """Packed latents from noise; height and width are the latents'."""

@@ -48,6 +48,7 @@ FREE = frozenset(
         "hub_private",
         "validation_prompts_file",
         "validation_size",
+        "vae_tiling",
         "validation_seed",
         "validation_data_dir",
         "keep_best",

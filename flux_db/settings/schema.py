@@ -340,6 +340,9 @@ class ValidationConfig:
     """Denoising steps per sample."""
     validation_guidance: float = 3.5
     """Guidance value while drawing samples."""
+    vae_tiling: Literal["auto", "on", "off"] = field(default="auto", metadata={"alone": "on"})
+    """Decode samples and class pictures in overlapping tiles of 64 latents, 512 px with FLUX.1's VAE, so that the VAE
+    takes the memory of a tile. auto: pictures with more than 1024 x 1024 pixels."""
     validation_seed: int = 42
     """Start of the noise of samples and of the validation loss. It is not --seed, so that runs with different seeds can
     be compared."""

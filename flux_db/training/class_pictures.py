@@ -49,6 +49,7 @@ def generate(config: Config) -> None:
             loading.load_transformer(model, device.dtype, config.model.variant, is_int8=is_int8(config)),
             device.dtype,
             config.model.variant,
+            config.validation.vae_tiling,
         )
     # noise of their own: otherwise samples of the same seed would start from that of pictures that were trained on
     requests = [

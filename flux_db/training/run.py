@@ -144,7 +144,8 @@ def _validators(
     validator = held_out = None
     vectors = TextVectors(prepared.cache, training.text_encoder)
     if validation_prompts(config):
-        sampler = Sampler(prepared.model, training.transformer, runtime.dtype, config.model.variant)
+        tiling = config.validation.vae_tiling
+        sampler = Sampler(prepared.model, training.transformer, runtime.dtype, config.model.variant, tiling)
         validator = Validator(config, runtime, prepared.cache, sampler, metrics_log, vectors)
     if prepared.dataset.held_out:
         settings = step_settings(config, runtime, prepared.model, prior=False)
