@@ -2,10 +2,11 @@
 
     python scripts/bench_peers.py --diffusers_script train_dreambooth_lora_flux.py   # of diffusers v0.35.2
     python scripts/bench_peers.py --diffusers_script ... --growth                    # sizes, batches, blocks, tokens
+    python scripts/bench_peers.py --sampling                                         # four pictures in 20 steps
 
 Both start as a user starts them, with nothing cached; then this trainer once more with everything cached. Medians and
-the spread of three rounds. diffusers runs on torch in .venv-interop; its script is not part of this project. On a
-machine that does other work the ratios mean little.
+the spread of three rounds. diffusers runs on torch in .venv-interop; its script is not part of this project. Without
+it, a loop that does the same takes its place (torch_run.py). On a machine that does other work the ratios mean little.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from flux_db.demo.tiny_model import draw_all, json_bytes, write_tiny_model
 from flux_db.report.charts import Series, chart
 
 POLL_SECONDS = 0.05
+PICTURES, DENOISING, SIDE = 4, 20, 128
 # The bar of diffusers' script, as tqdm writes it: Steps:  20%|██ | 10/50 [00:01<...
 BAR = re.compile(rb"Steps:.*?(\d+)/\d+ \[")
 
@@ -147,18 +149,21 @@ class Bench:
         # without HF_HUB_OFFLINE, under which its last lines find no LoRA in a folder; nothing of it asks the hub
         environment = BARE | {"PYTHONPATH": stand_in, "TQDM_MININTERVAL": "0"}
         words = [str(self.given.torch_python), str(self.given.diffusers_script), *flag_words(settings)]
+        if self.given.diffusers_script is None:
+            words = [*torch_run(self.given, "train"), *(str(self.folder / n) for n in ("model", "pictures", "theirs"))]
+            sizes = {name: getattr(self.case, name) for name in ("resolution", "batch", "tokens", "steps")}
+            words += flag_words(sizes)
         wall, peak, ends = run(words, environment, read_bar)
         between = [b - a for a, b in pairwise(ends)]
         return Figures(wall=wall, first=ends[0], step=statistics.median(between), memory=peak)
 
     def ours(self, number: int, *, cached: bool = False) -> Figures:
+        """Cached: with the encodings and the compiled step of the run before."""
         output = f"ours-{number}{'-again' if cached else ''}"
-        settings = self.settings(output) | {
-            "device": "CPU",
-            "encode_cache_dir": self.folder / f"cache-{number}",
-            "compile_cache": "on",
-            "compile_cache_dir": self.folder / f"graphs-{number}",
-        }
+        settings = self.settings(output) | {"device": "CPU"}
+        if cached:
+            kept = {"encode_cache_dir": self.folder / "cache", "compile_cache_dir": self.folder / "graphs"}
+            settings |= kept | {"compile_cache": "on"}
         metrics = self.folder / output / "metrics.jsonl"
         seen: list[float] = []
         start = time.monotonic()
@@ -181,14 +186,67 @@ def first_line(path: Path, start: float) -> float:
 
 def measure(case: Case, given: argparse.Namespace) -> dict[str, list[Figures]]:
     """Rounds in turns, so that a slow minute of the machine meets both."""
-    found: dict[str, list[Figures]] = {"diffusers": [], "here": [], "here, cached": []}
+    found: dict[str, list[Figures]] = {"diffusers": [], "here": []}
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(Path(name), case, given)
+        if not given.growth:
+            bench.ours(-1, cached=True)  # fills the caches
+            found["here, cached"] = []
         for number in range(given.rounds):
             found["diffusers"].append(bench.diffusers(number))
             found["here"].append(bench.ours(number))
-            found["here, cached"].append(bench.ours(number, cached=True))
+            if not given.growth:
+                found["here, cached"].append(bench.ours(number, cached=True))
     return found
+
+
+def torch_run(given: argparse.Namespace, what: str) -> list[str]:
+    return [str(given.torch_python), str(ROOT / "scripts/torch_run.py"), what]
+
+
+def sampling(given: argparse.Namespace) -> Iterator[str]:
+    """Seconds of a round of four pictures in 20 steps, the first and a second one, in a process each."""
+    found: dict[str, list[list[float]]] = {"diffusers": [], "here": []}
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name) / "model"
+        write_tiny_model(model, "mid")
+        ours = [sys.executable, __file__, "--draw", str(model)]
+        theirs = [*torch_run(given, "sample"), str(model), "--steps", str(DENOISING), "--pictures", str(PICTURES)]
+        for _ in range(given.rounds):
+            for key, words in (("diffusers", theirs), ("here", ours)):
+                done = subprocess.run(words, cwd=ROOT, env=BARE, capture_output=True, text=True, check=True)
+                found[key].append([float(line) for line in done.stdout.split()[-2:]])
+    yield f"\n{PICTURES} pictures of {SIDE} px in {DENOISING} steps; median (least-most) of {given.rounds} rounds\n"
+    yield "| | diffusers | here | ratio |\n|---|---|---|---|"
+    for i, title in enumerate(("first round, s", "a later round, s")):
+        values = {key: sorted(row[i] for row in rows) for key, rows in found.items()}
+        cells = [f"{statistics.median(v):.2f} ({v[0]:.2f}-{v[-1]:.2f})" for v in values.values()]
+        ratio = statistics.median(values["here"]) / statistics.median(values["diffusers"])
+        yield f"| {title} | {' | '.join(cells)} | {ratio:.2f} |"
+
+
+def draw(model: Path) -> None:
+    """Our side of `sampling`, with compiling in the first round."""
+    import numpy as np
+
+    from flux_db.model import loading, runtime
+    from flux_db.model.sampler import Request, Sampler, SampleSettings
+    from flux_db.settings.schema import RuntimeConfig
+    from flux_db.size import Size
+
+    machine = runtime.start(RuntimeConfig(device="CPU"))
+    widths = json.loads((model / "transformer/config.json").read_text())
+    embeds = np.zeros((64, widths["joint_attention_dim"]), np.float32)
+    pooled = np.zeros(widths["pooled_projection_dim"], np.float32)
+    requests = [
+        Request(prompt_embeds=embeds, pooled_prompt_embeds=pooled, seed=0, number=number) for number in range(PICTURES)
+    ]
+    sampler = Sampler(model, loading.load_transformer(model, machine.dtype, None), machine.dtype)
+    settings = SampleSettings(size=Size.square(SIDE), steps=DENOISING, guidance=3.5, batch=PICTURES)
+    for _ in range(2):
+        start = time.perf_counter()
+        list(sampler.draw(requests, settings))
+        print(time.perf_counter() - start)
 
 
 def middle(rounds: list[Figures], name: str) -> float:
@@ -253,12 +311,20 @@ def picture(figure: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--diffusers_script", type=Path, required=True, help="example script of diffusers v0.35.2")
+    parser.add_argument("--diffusers_script", type=Path, help="example script of diffusers v0.35.2")
     parser.add_argument("--torch_python", type=Path, default=ROOT / ".venv-interop/bin/python")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--growth", action="store_true", help="instead: how the cost grows")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="with --growth: seconds per step against size")
+    parser.add_argument("--sampling", action="store_true", help="instead: a round of samples")
+    parser.add_argument("--draw", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.draw:
+        draw(given.draw)
+        return
+    if given.sampling:
+        print("\n".join(sampling(given)))
+        return
     if given.growth:
         for line in growth(given):
             print(line, flush=True)
