@@ -12,6 +12,7 @@ import io
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,10 @@ def _load(config: Config) -> Any:
     """The rows of the split `train`, or of the only split there is; pictures not decoded."""
     name = config.data.dataset_name
     try:
-        from datasets import load_dataset, load_from_disk
+        from datasets import disable_progress_bars, load_dataset, load_from_disk
+
+        if sys.stderr is None or not sys.stderr.isatty():
+            disable_progress_bars()  # they fill a log, as ours would
     except ImportError as error:
         raise UserError(
             f'--dataset_name {name}: needs the package datasets ({error}); pip install -e ".[datasets]", or put the '
