@@ -22,7 +22,7 @@ from flux_db.demo.tiny_model import write_tiny_model
 from flux_db.demo.world import SUBJECTS, prompt_of, random_scene
 from flux_db.score.prompts import wanted
 
-PROMPTS = 128
+PROMPTS = 1024
 BATCH = 16
 
 
