@@ -24,6 +24,7 @@ from flux_db.score.prompts import wanted
 
 PROMPTS = 1024
 BATCH = 16
+STEPS = 12  # as in the demo
 
 
 @torch.no_grad()
@@ -53,7 +54,7 @@ def sample(pipe: FluxPipeline, prompts: list[str], guidance: float) -> list[Imag
             height=64,
             width=64,
             guidance_scale=guidance,
-            num_inference_steps=12,
+            num_inference_steps=STEPS,
             max_sequence_length=20,
             generator=[torch.Generator().manual_seed(start + i) for i in range(len(part))],
         ).images
