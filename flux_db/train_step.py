@@ -12,6 +12,7 @@ from mindspore.amp import DynamicLossScaler
 from flux_db.model import flow, preservation
 from flux_db.model.optim import FlatOptimizer, flatten
 from flux_db.model.quiet import quiet
+from flux_db.model.repeated_calls import CalledOften
 from flux_db.model.text_encoder import clip_vectors
 from flux_db.step_inputs import StepResult
 
@@ -77,7 +78,7 @@ class Velocity:
         )[0]
 
 
-class TrainStepForFluxDevDB(TrainStep, Velocity):
+class TrainStepForFluxDevDB(CalledOften, TrainStep, Velocity):
     """`step(*inputs.given) -> [5]`, from StepInputs to the numbers of a StepResult.
 
     Sizes are the inputs' own: each size compiles to one graph, and all graphs share weights and optimizer.

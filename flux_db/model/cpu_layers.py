@@ -12,8 +12,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from flux_db.model.formulations import rotate, swap_heads
+
 _reshape, _matmul, _cast, _tile = ops.Reshape(), ops.MatMul(), ops.Cast(), ops.Tile()
-_add, _sub, _mul, _rsqrt = ops.Add(), ops.Sub(), ops.Mul(), ops.Rsqrt()
+_add, _sub, _mul, _div, _expand_dims = ops.Add(), ops.Sub(), ops.Mul(), ops.Div(), ops.ExpandDims()
+_rsqrt, _sigmoid = ops.Rsqrt(), ops.Sigmoid()
 _bmm, _bmm_transposed, _bmm_first_transposed = (
     ops.BatchMatMul(),
     ops.BatchMatMul(transpose_b=True),
@@ -52,6 +55,11 @@ def _row_mean(rows):
     return _matmul(rows, _averager(rows.shape[-1]))
 
 
+def _last_mean(x):
+    """[..., D] -> [..., 1]"""
+    return _reshape(_row_mean(_reshape(x, (-1, x.shape[-1]))), (*x.shape[:-1], 1))
+
+
 # --- norms -------------------------------------------------------------------------------------------------------
 
 
@@ -72,25 +80,52 @@ class _LayerNorm(nn.Cell):
         return _mul(_sub(_sub(dout, repeated(_row_mean(dout), x.shape)), along), root), 0.0
 
 
+class _ModulatedNorm(nn.Cell):
+    """[B, S, D] with mean 0 and variance 1 in each row, times a factor [B, 1, D], plus a shift [B, 1, D]."""
+
+    def construct(self, x, factor, shift, eps):
+        centred, spread = self.parts(x, eps)
+        out = _mul(centred, _bmm(_rsqrt(spread), factor))
+        if x.shape[0] == 1:
+            return _reshape(add_bias(_reshape(out, x.shape[1:]), _reshape(shift, (-1,))), x.shape)
+        return _add(out, repeated(shift, x.shape))
+
+    def parts(self, x, eps):
+        """[B, S, D], and its variance [B, S, 1]"""
+        centred = _sub(x, repeated(_last_mean(x), x.shape))
+        return centred, _add(_last_mean(_mul(centred, centred)), eps)
+
+    def bprop(self, x, factor, shift, eps, out, dout):
+        centred, spread = self.parts(x, eps)
+        root = _rsqrt(spread)
+        scaled = _mul(dout, _bmm(root, factor))
+        along = _mul(centred, repeated(_div(_last_mean(_mul(scaled, centred)), spread), x.shape))
+        d_x = _sub(_sub(scaled, repeated(_last_mean(scaled), x.shape)), along)
+        # not computed where nothing uses them: factor and shift depend on a weight only if CLIP is trained
+        d_factor = _bmm_first_transposed(root, _mul(dout, centred))
+        return d_x, d_factor, _bmm(_ones((x.shape[0], 1, x.shape[1])), dout), 0.0
+
+
 class _RmsNorm(nn.Cell):
-    """[rows, D] divided by the root mean square of each row, times [1, D]."""
+    """Groups of rows [G, N, D], each row divided by its root mean square, times the gain [G, 1, D] of its group."""
 
     def construct(self, x, gain, eps):
-        return _mul(x, _matmul(self.root(x, eps), gain))
+        return _mul(x, _bmm(_rsqrt(self.square(x, eps)), gain))
 
-    def root(self, x, eps):
-        return _rsqrt(_add(_row_mean(_mul(x, x)), eps))
+    def square(self, x, eps):
+        """[G, N, 1]"""
+        return _add(_last_mean(_mul(x, x)), eps)
 
     def bprop(self, x, gain, eps, out, dout):
-        root = self.root(x, eps)
-        scaled = _mul(dout, _matmul(root, gain))
-        along = _mul(_row_mean(_mul(scaled, x)), _mul(root, root))
+        square = self.square(x, eps)
+        root = _rsqrt(square)
+        scaled = _mul(dout, _bmm(root, gain))
+        along = _mul(x, repeated(_div(_last_mean(_mul(scaled, x)), square), x.shape))
         # the gain's own is not computed where it is frozen: nothing uses it
-        d_gain = _matmul(_ones((1, x.shape[0])), _mul(dout, _mul(x, repeated(root, x.shape))))
-        return _sub(scaled, _mul(x, repeated(along, x.shape))), d_gain, 0.0
+        return _sub(scaled, along), _bmm_first_transposed(root, _mul(dout, x)), 0.0
 
 
-_normalise, _normalise_length = _LayerNorm(), _RmsNorm()
+_normalise, _normalise_and_modulate, _normalise_length = _LayerNorm(), _ModulatedNorm(), _RmsNorm()
 
 
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
@@ -108,13 +143,54 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     return _cast(_reshape(normed, input.shape), input.dtype)
 
 
+def modulated_norm(norm, x, scale, shift):
+    """As formulations.modulated_norm."""
+    factor, shift = _cast(_expand_dims(_add(scale, 1.0), 1), ms.float32), _cast(_expand_dims(shift, 1), ms.float32)
+    return _cast(_normalise_and_modulate(_cast(x, ms.float32), factor, shift, norm.eps), x.dtype)
+
+
 def rms_norm(self, hidden_states):
     width = hidden_states.shape[-1]
-    rows = _reshape(_cast(hidden_states, ms.float32), (-1, width))
-    gain = _ones((1, width)) if self.weight is None else _reshape(_cast(self.weight, ms.float32), (1, width))
+    gain = _ones((1, 1, width)) if self.weight is None else _gain(self)
     dtype = hidden_states.dtype if self.weight is None else self.weight.dtype
-    normed = _cast(_reshape(_normalise_length(rows, gain, self.eps), hidden_states.shape), dtype)
+    normed = _rms(hidden_states, gain, self.eps, dtype)
     return normed if self.bias is None else _add(normed, repeated(self.bias, normed.shape))
+
+
+def _gain(norm):
+    return _reshape(_cast(norm.weight, ms.float32), (1, 1, -1))
+
+
+def _rms(x, gain, eps, dtype):
+    """The rows of a tensor in as many groups as there are gains."""
+    rows = _reshape(_cast(x, ms.float32), (gain.shape[0], -1, x.shape[-1]))
+    return _cast(_reshape(_normalise_length(rows, gain, eps), x.shape), dtype)
+
+
+# --- GELU --------------------------------------------------------------------------------------------------------
+
+# 0.5 x (1 + tanh(u)) = x sigmoid(2u), with 2u = sqrt(8/pi) (x + 0.044715 x^3) = x (_LINEAR + _CUBIC x^2)
+_LINEAR, _CUBIC = 1.5957691216057308, 0.07135481282553254
+
+
+class _TanhGelu(nn.Cell):
+    def construct(self, x):
+        return _mul(x, self.share(x))
+
+    def slope(self, x):
+        return _add(_mul(_mul(x, x), _CUBIC), _LINEAR)
+
+    def share(self, x):
+        return _sigmoid(_mul(x, self.slope(x)))
+
+    def bprop(self, x, out, dout):
+        share = self.share(x)
+        # d(2u)/dx = _LINEAR + 3 _CUBIC x^2
+        steep = _add(_mul(self.slope(x), 3.0), -2.0 * _LINEAR)
+        return (_mul(dout, _add(share, _mul(_sub(out, _mul(out, share)), steep))),)
+
+
+tanh_gelu = _TanhGelu()
 
 
 # --- attention ---------------------------------------------------------------------------------------------------
@@ -147,6 +223,23 @@ class _Attention(nn.Cell):
 
 
 _attention = _Attention()
+_join_rows, _join_tokens, _two_halves = ops.Concat(0), ops.Concat(1), ops.Split(0, 2)
+
+
+def _pair_normed(pair, norm_query, norm_key):
+    """Queries and keys [B, S, H, D] as one tensor [2B, S, H, D], each normalised with its own gain."""
+    gains = _join_rows((_gain(norm_query), _gain(norm_key)))
+    return _rms(_join_rows(pair), gains, norm_query.eps, norm_query.weight.dtype)
+
+
+def queries_and_keys_together(self, image, text, rotary):
+    """As formulations.queries_and_keys, on one tensor that holds both."""
+    both = _pair_normed(image, self.norm_q, self.norm_k)
+    if text is not None:
+        both = _join_tokens((_pair_normed(text, self.norm_added_q, self.norm_added_k), both))
+    if rotary is not None:
+        both = rotate(both, *rotary)
+    return _two_halves(swap_heads(both))
 
 
 def attend(self, query, key, value, scale):

@@ -10,10 +10,11 @@ from mindspore import ops
 from mindspore.ops.auto_generate import RmsNorm, SplitWithSize
 from mindspore.ops.operations.nn_ops import FlashAttentionScore
 
-from flux_db.model.cpu_layers import layer_norm, repeated
+from flux_db.model.cpu_layers import layer_norm, repeated, tanh_gelu
 
 DIFFERENCES = {
-    "attention": "Ascend: FlashAttentionScore in the layout BNSD, which the CPU lacks. CPU: two products and a softmax",
+    "attention": "Ascend: FlashAttentionScore in the layout BNSD, which the CPU lacks. CPU: two products and a "
+    "softmax, with queries and keys normalised and turned together: starting a kernel takes as long as its work",
     "RMSNorm and LayerNorm": "Ascend: a fused kernel each. CPU: none for the first, and for the second one that is ten "
     "times slower than its parts",
     "unequal shapes": "CPU: a vector is repeated first; its sums of unequal shapes are 5 times slower and keep memory",
@@ -23,7 +24,7 @@ DIFFERENCES = {
     "Conv2d and GroupNorm": "CPU: mint's layers, which the VAE is made of, have no CPU kernel. Ascend: mindone's own",
 }
 
-_cast, _add, _mul, _sigmoid = ops.Cast(), ops.Add(), ops.Mul(), ops.Sigmoid()
+_cast, _add, _mul = ops.Cast(), ops.Add(), ops.Mul()
 
 
 # --- attention ---------------------------------------------------------------------------------------------------
@@ -74,9 +75,7 @@ def gelu(input, *, approximate="none"):
     """For mindspore.mint on the CPU."""
     x = _cast(input, ms.float32)  # in fp16 the square overflows beyond 255, and then its gradient is NaN
     if approximate == "tanh":
-        # 0.5 x (1 + tanh(u)) = x sigmoid(2u), with 2u = sqrt(8/pi) (x + 0.044715 x^3)
-        slope = _add(_mul(_mul(x, x), 0.07135481282553254), 1.5957691216057308)
-        out = _mul(x, _sigmoid(_mul(x, slope)))
+        out = tanh_gelu(x)
     else:
         out = _mul(_mul(x, 0.5), _add(ops.Erf()(_mul(x, 0.7071067811865476)), 1.0))
     return _cast(out, input.dtype)

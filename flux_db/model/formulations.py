@@ -97,6 +97,11 @@ def modulate(x, scale, shift):
     return _add(_mul(x, factor), repeated(_expand_dims(shift, 1), x.shape))
 
 
+def modulated_norm(norm, x, scale, shift):
+    """[B, S, D] by a norm without weights of its own, then scaled and shifted by [B, D]."""
+    return modulate(norm(x), scale, shift)
+
+
 def gate(x, factor):
     """[B, S, D] scaled by [B, D]."""
     return _mul(repeated(_expand_dims(factor, 1), x.shape), x)
@@ -113,17 +118,17 @@ def ada_layer_norm_zero_construct(self, x, timestep=None, class_labels=None, hid
     if self.emb is not None:
         emb = self.emb(timestep, class_labels, hidden_dtype=hidden_dtype)
     shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = _split_six(self.linear(silu(emb)))
-    return modulate(self.norm(x), scale_msa, shift_msa), gate_msa, shift_mlp, scale_mlp, gate_mlp
+    return modulated_norm(self.norm, x, scale_msa, shift_msa), gate_msa, shift_mlp, scale_mlp, gate_mlp
 
 
 def ada_layer_norm_zero_single_construct(self, x, emb=None):
     shift_msa, scale_msa, gate_msa = _split_three(self.linear(silu(emb)))
-    return modulate(self.norm(x), scale_msa, shift_msa), gate_msa
+    return modulated_norm(self.norm, x, scale_msa, shift_msa), gate_msa
 
 
 def ada_layer_norm_continuous_construct(self, x, conditioning_embedding):
     scale, shift = _split_two(self.linear(_cast(silu(conditioning_embedding), x.dtype)))
-    return modulate(self.norm(x), scale, shift)
+    return modulated_norm(self.norm, x, scale, shift)
 
 
 # --- rotary embedding --------------------------------------------------------------------------------------------
@@ -180,25 +185,30 @@ def _joined_heads(x):
     return _reshape(swap_heads(x), (x.shape[0], x.shape[2], -1))  # [B, H, S, D] -> [B, S, H*D]
 
 
+def queries_and_keys(self, image, text, rotary):
+    """(queries, keys) of image and text, [B, S, H, D] each: normalised, joined and turned -> two of [B, H, S, D]."""
+    query, key = self.norm_q(image[0]), self.norm_k(image[1])
+    if text is not None:
+        query = ops.Concat(1)((self.norm_added_q(text[0]), query))
+        key = ops.Concat(1)((self.norm_added_k(text[1]), key))
+    if rotary is not None:
+        query, key = rotate(query, *rotary), rotate(key, *rotary)
+    return swap_heads(query), swap_heads(key)
+
+
 def flux_attention_construct(
     self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None
 ):
     if attention_mask is not None:
         raise ValueError("FLUX's attention takes no mask here")
-    query = self.norm_q(_heads(self.to_q(hidden_states), self.heads))
-    key = self.norm_k(_heads(self.to_k(hidden_states), self.heads))
-    value = _heads(self.to_v(hidden_states), self.heads)
+    image = _heads(self.to_q(hidden_states), self.heads), _heads(self.to_k(hidden_states), self.heads)
+    value, text = _heads(self.to_v(hidden_states), self.heads), None
     if self.added_kv_proj_dim is not None:
-        text_query = self.norm_added_q(_heads(self.add_q_proj(encoder_hidden_states), self.heads))
-        text_key = self.norm_added_k(_heads(self.add_k_proj(encoder_hidden_states), self.heads))
-        text_value = _heads(self.add_v_proj(encoder_hidden_states), self.heads)
-        query = ops.Concat(1)((text_query, query))
-        key = ops.Concat(1)((text_key, key))
-        value = ops.Concat(1)((text_value, value))
-    if image_rotary_emb is not None:
-        cos, sin = image_rotary_emb
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-    out = self.attend(swap_heads(query), swap_heads(key), swap_heads(value), self.scale)
+        text_query, text_key = self.add_q_proj(encoder_hidden_states), self.add_k_proj(encoder_hidden_states)
+        text = _heads(text_query, self.heads), _heads(text_key, self.heads)
+        value = ops.Concat(1)((_heads(self.add_v_proj(encoder_hidden_states), self.heads), value))
+    query, key = self.queries_and_keys(image, text, image_rotary_emb)
+    out = self.attend(query, key, swap_heads(value), self.scale)
     if encoder_hidden_states is None:
         return _joined_heads(out)
     # Divided before the heads are joined: the layers below must get the result of a primitive. Gradients that meet at a
@@ -262,8 +272,8 @@ class DoubleBlock:
         image_out, text_out = self.attn(image_normed, text_normed, None, image_rotary_emb)
         image = _add(image, gate(image_out, image_gate))
         text = _add(text, gate(text_out, text_gate))
-        image_normed = modulate(self.norm2(image), image_scale, image_shift)
-        text_normed = modulate(self.norm2_context(text), text_scale, text_shift)
+        image_normed = modulated_norm(self.norm2, image, image_scale, image_shift)
+        text_normed = modulated_norm(self.norm2_context, text, text_scale, text_shift)
         image_out = gate(_feed_forward(self, self.ff.net, image_normed), image_mlp_gate)
         text_out = gate(_feed_forward(self, self.ff_context.net, text_normed), text_mlp_gate)
         return ops.Concat(1)((_add(text, text_out), _add(image, image_out)))

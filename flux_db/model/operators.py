@@ -89,8 +89,11 @@ _EVERYWHERE = (
 )
 
 
-def _by_device(attend: Any, rms_norm: Any, activate: Any, split_tokens: Any) -> tuple[Place, ...]:
+def _by_device(
+    queries_and_keys: Any, attend: Any, rms_norm: Any, activate: Any, split_tokens: Any
+) -> tuple[Place, ...]:
     return (
+        Place(f"{_FLUX}:FluxAttention", "queries_and_keys", queries_and_keys, is_new=True),
         Place(f"{_FLUX}:FluxAttention", "attend", attend, is_new=True),
         Place(f"{_FLUX}:FluxAttention", "split_tokens", split_tokens, is_new=True),
         Place(f"{_FLUX}:FluxTransformer2DModel", "split_tokens", split_tokens, is_new=True),
@@ -101,9 +104,15 @@ def _by_device(attend: Any, rms_norm: Any, activate: Any, split_tokens: Any) -> 
 
 
 _MINT = ("arange", "split", "chunk", "outer", "stack", "full", "zeros", "ones", "linspace", "randn")
-_CPU_LAYERS = ("repeated", "add_bias", "layer_norm")
+_CPU_LAYERS = ("repeated", "add_bias", "layer_norm", "modulated_norm")
 _ON_CPU = (
-    *_by_device(cpu_layers.attend, cpu_layers.rms_norm, kernels.activate_on_cpu, kernels.split_tokens_on_cpu),
+    *_by_device(
+        cpu_layers.queries_and_keys_together,
+        cpu_layers.attend,
+        cpu_layers.rms_norm,
+        kernels.activate_on_cpu,
+        kernels.split_tokens_on_cpu,
+    ),
     *(Place("flux_db.model.formulations", name, getattr(cpu_layers, name)) for name in _CPU_LAYERS),
     *(Place("mindspore.mint", name, getattr(kernels, name)) for name in _MINT),
     Place("mindspore.mint.nn.functional", "layer_norm", cpu_layers.layer_norm),
@@ -113,7 +122,11 @@ _ON_CPU = (
     Place("mindspore.mint.nn:Conv2d", "construct", kernels.conv2d_construct),
 )
 _ON_ASCEND = _by_device(
-    kernels.attend_on_ascend, kernels.rms_norm_on_ascend, kernels.activate_on_ascend, kernels.split_tokens_on_ascend
+    formulations.queries_and_keys,
+    kernels.attend_on_ascend,
+    kernels.rms_norm_on_ascend,
+    kernels.activate_on_ascend,
+    kernels.split_tokens_on_ascend,
 )
 
 _originals: dict[tuple[Any, str], Any] = {}

@@ -181,13 +181,12 @@ class FlatOptimizer(nn.Cell):
     def store(self, state: Parameter, value: Tensor, apply: Tensor) -> None:
         ops.assign(state, ops.select(apply, value, state.value()))
 
-    def assign_weights(self, new: Tensor, moved: Tensor, updates: Tensor, apply: Tensor) -> None:
+    def assign_weights(self, weights: Tensor, updates: Tensor, apply: Tensor) -> None:
         """`updates`: their number with this one."""
-        weights = ops.select(moved, new, self.weights.value())
         ops.assign(self.weights, weights)
         if self.has_ema:
-            average = self.ema + self.ema_share(updates) * (weights - self.ema)
-            self.store(self.ema, average, apply)
+            share = self.ema_share(updates) * _cast(apply, ms.float32)
+            ops.assign(self.ema, self.ema + share * (weights - self.ema))
         _map(ops.partial(_assign_piece, _cast(weights, self.dtype)), self.parameters, self.starts, self.sizes)
 
     def ema_share(self, updates: Tensor) -> Tensor:
@@ -204,10 +203,15 @@ def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class AdamW(FlatOptimizer):
-    """AdamW with bias correction, the same arithmetic as torch's."""
+    """AdamW with bias correction, the same arithmetic as torch's.
+
+    Where nothing is to move, all shares of the new are 0 and the gradient is left out, which gives the old bits: a
+    choice between old and new for each vector would cost as much as its arithmetic.
+    """
 
     def construct(self, gradient: Tensor, lr: Tensor, apply: Tensor) -> Tensor:
         moved = self.moved(lr, apply)
+        is_moved = _cast(moved, ms.float32)
         first, second = (lr[0], lr[1]) if self.has_second else (lr, lr)
         rate, decay = self.each(first, second), self.each(first * self.weight_decay, second * self.second_decay)
         if self.has_factors:
@@ -215,17 +219,19 @@ class AdamW(FlatOptimizer):
         updates = self.updates + 1.0
         bias_correction1 = self.beta1 * self.bias_correction1 + self.rest1
         bias_correction2 = self.beta2 * self.bias_correction2 + self.rest2
-        m = self.beta1 * self.exp_avg + self.rest1 * gradient
-        v = self.beta2 * self.exp_avg_sq + self.rest2 * (gradient * gradient)
-        denominator = ops.sqrt(v) / ops.sqrt(bias_correction2) + self.eps
-        old = self.weights.value()
-        new = old * (1.0 - decay) - (rate / bias_correction1) * (m / denominator)
+        root2 = ops.sqrt(bias_correction2)
+        gradient = ops.select(moved, gradient, ops.zeros_like(gradient))
+        old, m, v = self.weights.value(), self.exp_avg.value(), self.exp_avg_sq.value()
+        m = m + (self.rest1 * is_moved) * (gradient - m)
+        v = v + (self.rest2 * is_moved) * (gradient * gradient - v)
+        step = (rate * is_moved) * (root2 / bias_correction1)
+        new = old * (1.0 - decay * is_moved) - step * (m / (ops.sqrt(v) + self.eps * root2))
         self.store(self.updates, updates, apply)
         self.store(self.bias_correction1, bias_correction1, apply)
         self.store(self.bias_correction2, bias_correction2, apply)
-        self.store(self.exp_avg, m, moved)
-        self.store(self.exp_avg_sq, v, moved)
-        self.assign_weights(new, moved, updates, apply)
+        ops.assign(self.exp_avg, m)
+        ops.assign(self.exp_avg_sq, v)
+        self.assign_weights(new, updates, apply)
         return updates
 
 
@@ -285,7 +291,7 @@ class Prodigy(FlatOptimizer):
         self.store(self.numerator, numerator, apply)
         self.store(self.s, s, moved)
         self.store(self.d, d_new, apply)
-        self.assign_weights(new, moved, updates, apply)
+        self.assign_weights(ops.select(moved, new, old), updates, apply)
         return updates
 
 

@@ -13,6 +13,7 @@ from mindspore import Tensor, nn
 from PIL import Image
 
 from flux_db.model import flow, loading
+from flux_db.model.repeated_calls import CalledOften
 from flux_db.model.vae_tiles import decode_in_tiles, is_tiled
 from flux_db.settings.prompt_lines import PromptLine
 from flux_db.size import Size, drawn_at_once
@@ -65,7 +66,7 @@ def groups(lines: Sequence[PromptLine], usual: SampleSettings) -> list[Group]:
     ]
 
 
-class EulerStep(nn.Cell):
+class EulerStep(CalledOften, nn.Cell):
     """One denoising step in one graph: packed latents at a noise level, and the change of that level, to the next."""
 
     def __init__(self, transformer: nn.Cell) -> None:

@@ -16,6 +16,7 @@ from flux_db.data.dataset import Dataset, Example
 from flux_db.data.encode_cache import Cache
 from flux_db.data.timesteps import timestep_index
 from flux_db.model import flow
+from flux_db.model.repeated_calls import CalledOften
 from flux_db.model.runtime import Runtime
 from flux_db.run.metrics_file import Row
 from flux_db.run.saved_state import Best
@@ -29,7 +30,7 @@ from flux_db.training.text_vectors import TextVectors
 LEVELS = 8
 
 
-class FlowLoss(nn.Cell, Velocity):
+class FlowLoss(CalledOften, nn.Cell, Velocity):
     """The training step's loss without its gradient, its weights by scheme and the LoRA's dropout.
 
     moments [1, 2C, h, w], noise [1, C, h, w], index [1], prompt_embeds [1, L, D], pooled [1, D'] -> [1]

@@ -674,6 +674,7 @@ def test_install_puts_everything_in_place_for_either_device():
     different = {name for name in on_cpu.keys() & on_ascend.keys() if on_cpu[name] != on_ascend[name]}
     assert {name.rpartition(":")[2] for name in different} == {
         "FluxAttention.attend",
+        "FluxAttention.queries_and_keys",
         "FluxAttention.split_tokens",
         "FluxTransformer2DModel.split_tokens",
         "RMSNorm.construct",
@@ -682,7 +683,9 @@ def test_install_puts_everything_in_place_for_either_device():
     }
     assert on_ascend.keys() <= on_cpu.keys()
     more = {name for name in on_cpu.keys() - on_ascend.keys() if not name.startswith("mindspore.mint")}
-    assert more == {f"flux_db.model.formulations.{name}" for name in ("repeated", "add_bias", "layer_norm")}
+    assert more == {
+        f"flux_db.model.formulations.{name}" for name in ("repeated", "add_bias", "layer_norm", "modulated_norm")
+    }
 
 
 def other_arguments(self, x, more):
