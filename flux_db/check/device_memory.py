@@ -62,12 +62,23 @@ INPUTS = {
 # Of them, in the attention: left out if only that is computed again.
 IN_ATTENTION = {"double": 7, "single": 6}
 
-# Tensors of [tokens, width] beside the kept ones at the worst moment of the backward pass: in a block that is computed
-# again, or is not, by the liveness of a graph with two blocks of each kind. And in one block without gradients.
-AGAIN, STRAIGHT, FORWARD = 40.5, 21.2, 16.0
 
-# int8 matrices that are whole at a time, in squares of the width.
-WHOLE_SQUARES = {True: 12.0, False: 9.0}
+class Working(NamedTuple):
+    """What is in memory at a moment: vectors of the width for each token, and matrices in squares of the width."""
+
+    image: float
+    text: float
+    whole: float = 0.0
+    """Of an int8 base only."""
+
+
+# Beside the kept ones at the worst moment of the backward pass, in a block that is computed again, or is not, by the
+# liveness of a graph with two blocks of each kind. Where nothing is computed again, another moment can be the worst for
+# an int8 base: that with two matrices of the feed-forward. The largest matrix is a single block's last.
+AGAIN = (Working(43.1, 35.5, whole=5),)
+STRAIGHT = (Working(22.8, 18.0), Working(15.4, 15.4, whole=8))
+# In a block without gradients.
+FORWARD = (Working(11.2, 11.2), Working(5.9, 5.9, whole=10.3))
 
 
 class Item(NamedTuple):
@@ -310,9 +321,17 @@ def block_bytes(config: Config, model: Model, size: Size) -> int:
     """What is in memory beside at the worst moment of the backward pass."""
     choice = recomputed(config)
     again = choice is not None and choice.cells == "blocks"
-    tensors = token_rows(config, size) * model.width * _item(config) * (AGAIN if again else STRAIGHT)
-    whole = WHOLE_SQUARES[again] * model.width**2 * _item(config) if is_int8(config) else 0
-    return round(tensors + whole)
+    return working_bytes(config, model, size, _rows(config), AGAIN if again else STRAIGHT)
+
+
+def working_bytes(config: Config, model: Model, size: Size, rows: int, moments: tuple[Working, ...]) -> int:
+    """At the worst of these moments."""
+
+    def at(moment: Working) -> float:
+        tokens = moment.image * _image_tokens(size) + moment.text * config.data.max_sequence_length
+        return (rows * tokens + (moment.whole * model.width if is_int8(config) else 0)) * model.width * _item(config)
+
+    return round(max(map(at, moments)))
 
 
 # --- samples and encoding -----------------------------------------------------------------------------------------
@@ -329,9 +348,7 @@ def _samples(config: Config, model: Model) -> Iterator[tuple[str, int]]:
 def forward_bytes(config: Config, model: Model, size: Size) -> int:
     """A pass without gradients, of as many pictures as are drawn at a time."""
     pictures = drawn_at_once(size, len(sample_prompts(config)) * config.validation.num_validation_images)
-    tokens = pictures * (config.data.max_sequence_length + _image_tokens(size))
-    whole = WHOLE_SQUARES[False] * model.width**2 * _item(config) if is_int8(config) else 0
-    return round(FORWARD * tokens * model.width * _item(config) + whole)
+    return working_bytes(config, model, size, pictures, FORWARD)
 
 
 def vae_decode_bytes(config: Config, model: Model, size: Size) -> int:

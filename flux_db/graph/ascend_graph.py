@@ -234,13 +234,19 @@ def validation_loss() -> str:
         return compiled(loss, [pictures, noise, index, prompt, pooled])
 
 
-def sampler(dtype: ms.Type = ms.bfloat16) -> str:
-    """One denoising step, as the sampler calls it."""
-    with _for_ascend(lambda: EulerStep(build_transformer(SMALL_WIDTHS, dtype)).set_train(False)) as step:
-        hidden, text, pooled = _zeros(1, 16, 64), _zeros(1, 16, 32), _zeros(1, 24)
-        ids, one = _zeros(16, 3), _zeros(1)
-        hidden, text, pooled = (tensor.astype(dtype) for tensor in (hidden, text, pooled))
-        return compiled(step, [hidden, one, Tensor(0.0, ms.float32), one, text, pooled, ids, ids])
+def sampler(case: Case | None = None) -> str:
+    """One denoising step, as the sampler calls it; of a case its network, sizes and type."""
+    case = case or Case()
+
+    def build() -> nn.Cell:
+        return EulerStep(build_transformer(case.widths, case.dtype, is_int8=case.is_int8)).set_train(False)
+
+    with _for_ascend(build) as step:
+        hidden = _zeros(case.batch, case.image_tokens, 4 * LATENT_CHANNELS)
+        *_, text, pooled, _, _, _ = _step_inputs(case)
+        hidden, text, pooled = (tensor.astype(case.dtype) for tensor in (hidden, text, pooled))
+        text_ids, image_ids, each = _zeros(case.tokens, 3), _zeros(case.image_tokens, 3), _zeros(case.batch)
+        return compiled(step, [hidden, each, Tensor(0.0, ms.float32), each, text, pooled, text_ids, image_ids])
 
 
 class _AsEncoded(nn.Cell):
