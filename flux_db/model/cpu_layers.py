@@ -35,6 +35,11 @@ def repeated(x, shape):
     return _tile(_reshape(x, own), _times(own, shape))
 
 
+def gatherable(weight):
+    """int8 as float32, which has all its values."""
+    return _cast(weight, ms.float32) if weight.dtype == ms.int8 else weight
+
+
 def add_bias(rows, bias):
     """[rows, N] + [N]"""
     return ops.BiasAdd()(rows, bias)

@@ -29,6 +29,11 @@ def repeated(x, shape):
     return x
 
 
+def gatherable(weight):
+    """A part of a weight, in a type that devices can gather."""
+    return weight
+
+
 def add_bias(rows, bias):
     """[rows, N] + [N]"""
     return _add(rows, bias)

@@ -10,6 +10,7 @@ from mindone.models.modules.parallel.dense import Linear
 from mindone.models.modules.parallel.param_wrapper import ZeroParamWrapper
 from mindspore import Parameter, Tensor, nn
 
+from flux_db.model import formulations
 from flux_db.model.formulations import linear
 from flux_db.model.int8_linear import dequantised
 
@@ -36,5 +37,6 @@ class GatheredInt8Linear(GatheredLinear):
         self.gather_scale = Gather(self.net.weight_scale, zero_stage, optimizer_parallel_group, cell_type)
 
     def construct(self, x: Tensor) -> Tensor:
-        weight, scale = self.param_wrapper_w(self.net.weight), self.gather_scale(self.net.weight_scale)
+        weight = self.param_wrapper_w(formulations.gatherable(self.net.weight))
+        scale = self.gather_scale(self.net.weight_scale)
         return linear(x, dequantised(weight, scale, x.dtype), self.param_wrapper_b(self.net.bias))

@@ -68,6 +68,14 @@ def compare(model: Path) -> None:
     }
     outputs = [network(**inputs, return_dict=False)[0].asnumpy() for network in (ours, theirs)]
     assert np.isfinite(outputs[0]).all() and outputs[0].tobytes() == outputs[1].tobytes()
+
+    # int8: a part of each matrix and of its scales, gathered and made whole, is what one process computes with
+    spread = loading.load_transformer(model, ms.float32, None, sharding.share_of(here), is_int8=True)
+    sharding.shard_base(spread, here)
+    alone = loading.load_transformer(model, ms.float32, is_int8=True)
+    inputs = {name: value.astype(ms.float32) for name, value in inputs.items()}
+    outputs = [network(**inputs, return_dict=False)[0].asnumpy() for network in (spread, alone)]
+    np.testing.assert_allclose(*outputs, rtol=0, atol=1e-5)
     print("the same", flush=True)
 
 
