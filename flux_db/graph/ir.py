@@ -174,8 +174,10 @@ class Graph:
         return node
 
     def _is_weight(self, node: Node) -> bool:
-        above = self.nodes.get(node.inputs[0]) if node.op == "TupleGetItem" and node.inputs else None
-        return (above or node).op in ("Load", "Assign", "TensorMove")
+        above = self.nodes.get(node.inputs[0]) if node.inputs else None
+        if node.op == "Depend":  # on a parameter, which is no node
+            return above is None
+        return (above if node.op == "TupleGetItem" and above else node).op in ("Load", "Assign", "TensorMove")
 
 
 def newest(folder: Path) -> Path | None:

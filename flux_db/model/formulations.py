@@ -19,7 +19,7 @@ _reshape, _transpose, _cast, _expand_dims = ops.Reshape(), ops.Transpose(), ops.
 _matmul, _matmul_transposed = ops.MatMul(), ops.MatMul(transpose_b=True)
 _bmm, _bmm_transposed = ops.BatchMatMul(), ops.BatchMatMul(transpose_b=True)
 _add, _mul, _sigmoid = ops.Add(), ops.Mul(), ops.Sigmoid()
-_slice, _maximum, _minimum = ops.Slice(), ops.Maximum(), ops.Minimum()
+_slice, _maximum, _minimum, _depend = ops.Slice(), ops.Maximum(), ops.Minimum(), ops.Depend()
 
 # --- layers ------------------------------------------------------------------------------------------------------
 
@@ -27,6 +27,20 @@ _slice, _maximum, _minimum = ops.Slice(), ops.Maximum(), ops.Minimum()
 def repeated(x, shape):
     """A tensor whose sides are 1 or those of `shape`, for a sum or product with a tensor of that shape."""
     return x
+
+
+def repeated_again(x, shape):
+    """The same, and not kept for the backward if it takes memory."""
+    return x
+
+
+def when_needed(early, x):
+    """A tensor that is there before x, and is to be used after x only: a weight, or what modulates a block.
+
+    Devices run a graph in breadth first. What is made of such a tensor alone (a matrix that is whole again, or gathered
+    from the devices) would otherwise be made for all blocks at the beginning of a step, and wait there in memory.
+    """
+    return _depend(early, ops.stop_gradient(x))
 
 
 def gatherable(weight):
@@ -122,12 +136,12 @@ _split_two, _split_three, _split_six = (ops.Split(1, parts).recompute(False) for
 def ada_layer_norm_zero_construct(self, x, timestep=None, class_labels=None, hidden_dtype=None, emb=None):
     if self.emb is not None:
         emb = self.emb(timestep, class_labels, hidden_dtype=hidden_dtype)
-    shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = _split_six(self.linear(silu(emb)))
+    shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = _split_six(self.linear(when_needed(silu(emb), x)))
     return modulated_norm(self.norm, x, scale_msa, shift_msa), gate_msa, shift_mlp, scale_mlp, gate_mlp
 
 
 def ada_layer_norm_zero_single_construct(self, x, emb=None):
-    shift_msa, scale_msa, gate_msa = _split_three(self.linear(silu(emb)))
+    shift_msa, scale_msa, gate_msa = _split_three(self.linear(when_needed(silu(emb), x)))
     return modulated_norm(self.norm, x, scale_msa, shift_msa), gate_msa
 
 

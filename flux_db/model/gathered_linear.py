@@ -11,7 +11,7 @@ from mindone.models.modules.parallel.param_wrapper import ZeroParamWrapper
 from mindspore import Parameter, Tensor, nn
 
 from flux_db.model import formulations
-from flux_db.model.formulations import linear
+from flux_db.model.formulations import linear, when_needed
 from flux_db.model.int8_linear import dequantised
 
 
@@ -30,6 +30,10 @@ class GatheredLinear(Linear):
         if self.net.has_bias:
             self.param_wrapper_b = Gather(self.net.bias, zero_stage, optimizer_parallel_group, cell_type)
 
+    def construct(self, x: Tensor) -> Tensor:
+        weight = self.param_wrapper_w(when_needed(self.net.weight, x))
+        return linear(x, weight, self.param_wrapper_b(self.net.bias))
+
 
 class GatheredInt8Linear(GatheredLinear):
     def set_param_wrapper(self, zero_stage: int, optimizer_parallel_group: str, cell_type: object = None) -> None:
@@ -37,6 +41,6 @@ class GatheredInt8Linear(GatheredLinear):
         self.gather_scale = Gather(self.net.weight_scale, zero_stage, optimizer_parallel_group, cell_type)
 
     def construct(self, x: Tensor) -> Tensor:
-        weight = self.param_wrapper_w(formulations.gatherable(self.net.weight))
+        weight = self.param_wrapper_w(formulations.gatherable(when_needed(self.net.weight, x)))
         scale = self.gather_scale(self.net.weight_scale)
         return linear(x, dequantised(weight, scale, x.dtype), self.param_wrapper_b(self.net.bias))

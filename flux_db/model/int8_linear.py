@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common.initializer import initializer
 
 from flux_db.model import formulations, int8
-from flux_db.model.formulations import linear
+from flux_db.model.formulations import linear, when_needed
 
 # Marked by themselves, and not only with their block: without --gradient_checkpointing too they are computed again.
 _cast, _mul = ops.Cast().recompute(), ops.Mul().recompute()
@@ -21,7 +21,7 @@ _reshape = ops.Reshape()
 
 def dequantised(weight: Tensor, scale: Tensor, dtype: ms.Type) -> Tensor:
     """[N, K] int8 and [N] -> [N, K]"""
-    return _mul(_cast(weight, dtype), formulations.repeated(_reshape(scale, (-1, 1)), weight.shape))
+    return _mul(_cast(weight, dtype), formulations.repeated_again(_reshape(scale, (-1, 1)), weight.shape))
 
 
 class Int8Linear(mint.nn.Linear):
@@ -37,7 +37,8 @@ class Int8Linear(mint.nn.Linear):
         self.down = self.up = None
 
     def construct(self, x: Tensor) -> Tensor:
-        result = linear(x, dequantised(self.weight, self.weight_scale, x.dtype), self.bias)
+        weight = dequantised(when_needed(self.weight, x), self.weight_scale, x.dtype)
+        result = linear(x, weight, self.bias)
         if self.down is not None:
             result = result + linear(linear(x, self.down, None), self.up, None)
         return result

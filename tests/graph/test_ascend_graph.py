@@ -170,6 +170,25 @@ def test_what_is_recomputed_waits_for_the_gradient(graphs, name):
     assert repeated and all(waits[node.name] for node in repeated)
 
 
+@pytest.mark.parametrize("name", ["sharded", *INT8])
+def test_no_matrix_is_made_whole_or_gathered_before_its_block_is_reached(graphs, name):
+    """Breadth first, a device would otherwise begin a step with the matrices of all blocks."""
+    graph = graphs[name]
+    waits = {}
+    for node in graph:
+        own = node.op == "Depend" and len(node.inputs) > 1 and node.inputs[1] in graph.nodes
+        waits[node.name] = own or any(waits.get(above, False) for above in node.inputs)
+    made = [node for node in graph if not node.is_repeated and "blocks" in node.scope and is_made_of_weight(node)]
+    assert len(made) >= MATRICES and all(waits[node.name] for node in made)
+
+
+def is_made_of_weight(node):
+    """Of a matrix: vectors are small."""
+    if not node.outputs or len(node.outputs[0].shape) != 2:
+        return False
+    return node.op == "AllGather" or (node.op == "Cast" and node.input_types[0].dtype == "Int8")
+
+
 @pytest.mark.parametrize("name", INT8)
 def test_int8_matrices_stay_int8_and_are_never_kept_whole(graphs, name):
     graph = graphs[name]
