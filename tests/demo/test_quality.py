@@ -54,7 +54,7 @@ def kept(inputs) -> list[ScoredRound]:
 def test_a_hundred_steps_teach_the_dog(rounds):
     before, after = rounds[0].scores, rounds[-1].scores
     assert before.subject < 0.1  # without training it is some dog
-    assert after.subject > 0.6
+    assert after.subject > 0.7
     assert after.likeness > before.likeness + 0.2
     assert after.prompt >= 0.9  # in the places that the prompts name, where it was not photographed
     assert after.copies == 0.0

@@ -66,16 +66,21 @@ def compare(model: Path) -> None:
         "txt_ids": Tensor(np.zeros((8, 3)), ms.float16),
         "guidance": Tensor([3.5], ms.float32),
     }
-    outputs = [network(**inputs, return_dict=False)[0].asnumpy() for network in (ours, theirs)]
-    assert np.isfinite(outputs[0]).all() and outputs[0].tobytes() == outputs[1].tobytes()
+
+    def answer(network) -> np.ndarray:
+        return network(**inputs, return_dict=False)[0].asnumpy()
+
+    # the bits of one process; mindone's layers add the bias in another way
+    mine = answer(ours)
+    assert np.isfinite(mine).all() and mine.tobytes() == answer(whole_network(model, lora)).tobytes()
+    np.testing.assert_allclose(mine, answer(theirs), rtol=0, atol=1e-2)
 
     # int8: a part of each matrix and of its scales, gathered and made whole, is what one process computes with
-    spread = loading.load_transformer(model, ms.float32, None, sharding.share_of(here), is_int8=True)
+    spread = loading.load_transformer(model, here.dtype, None, sharding.share_of(here), is_int8=True)
     sharding.shard_base(spread, here)
-    alone = loading.load_transformer(model, ms.float32, is_int8=True)
-    inputs = {name: value.astype(ms.float32) for name, value in inputs.items()}
-    outputs = [network(**inputs, return_dict=False)[0].asnumpy() for network in (spread, alone)]
-    np.testing.assert_allclose(*outputs, rtol=0, atol=1e-5)
+    mine = answer(spread)
+    alone = loading.load_transformer(model, here.dtype, is_int8=True)
+    assert np.isfinite(mine).all() and mine.tobytes() == answer(alone).tobytes()
     print("the same", flush=True)
 
 
