@@ -28,6 +28,7 @@ _PACKAGES = (
     "mindone.diffusers.models.transformers",
 )
 _DEFER = "__defer__"
+_SLOW_READER = "transformers.utils.import_utils"
 # Imported by mindone and used by none of its models that this program uses; a quarter of a second.
 _WAITING = "scipy.stats"
 
@@ -68,12 +69,26 @@ def _version() -> str | None:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if fullname not in _PACKAGES:
+        if fullname not in (*_PACKAGES, _SLOW_READER):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(spec.loader)
+            spec.loader = (_QuickReader if fullname == _SLOW_READER else _Loader)(spec.loader)
         return spec
+
+
+class _QuickReader(Loader):
+    """transformers reads all its 2,800 sources at its start for the names that they export, line by line; those names
+    are in the last lines, so it is given no more than these."""
+
+    def __init__(self, ordinary: SourceFileLoader) -> None:
+        self.ordinary = ordinary
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.ordinary.exec_module(module)
+        read_whole = getattr(module, "fetch__all__", None)
+        if read_whole is not None:
+            module.fetch__all__ = lambda source: read_whole(source[source.rfind("\n__all__") + 1 :])
 
 
 class _Loader(Loader):
