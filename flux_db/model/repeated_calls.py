@@ -8,8 +8,8 @@ from mindspore import nn
 class CalledOften:
     """First base of a cell: a call of what is compiled already no longer writes a name into every cell below.
 
-    MindSpore writes the name of the graph into all of them before it looks whether that graph exists; for FLUX.1-dev
-    these are some ten thousand assignments in Python before each step.
+    MindSpore writes the name of the graph into all of them before it looks whether that graph exists. FLUX.1-dev with a
+    LoRA has 4,000 cells: 11 ms before each step.
     """
 
     @property
