@@ -149,7 +149,8 @@ def as_table(rounds: list[ScoredRound]) -> str:
     rows = []
     for round_ in rounds:
         values = round_.scores.as_dict()
-        cells = ["-" if values[name] is None else f"{values[name]:.3f}" for name in shown]
+        # + 0.0: a difference of nothing may be -0
+        cells = ["-" if values[name] is None else f"{round(values[name], 3) + 0.0:.3f}" for name in shown]
         rows.append(["-" if round_.step is None else str(round_.step), str(round_.samples), *cells])
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return "\n".join(
