@@ -62,6 +62,8 @@ class Node:
     input_types: tuple[TensorType, ...] = ()
     scope: str = ""
     """The cells that it is in, outermost first."""
+    follows_gradient: bool = False
+    """Whether it reads something of the backward: what a cell with a gradient of its own does has the cell's scope."""
 
     @property
     def is_repeated(self) -> bool:
@@ -71,7 +73,7 @@ class Node:
     @property
     def is_backward(self) -> bool:
         # an AddN is a sum of gradients, also where it has lost its scope
-        return self.is_repeated or "Gradients" in self.scope or self.op == "AddN"
+        return self.follows_gradient or self.is_repeated or "Gradients" in self.scope or self.op == "AddN"
 
     @property
     def bytes(self) -> int:
@@ -197,6 +199,9 @@ def parse(text: str) -> Graph:
             graph.nodes[node.name] = node
         elif node is not None:
             _complete(node, line.strip())
+    for node in graph:  # in order: what a node reads is listed before it
+        above = (graph.nodes[name] for name in node.inputs if name in graph.nodes)
+        node.follows_gradient = any(reads.is_backward for reads in above)
     return graph
 
 

@@ -16,7 +16,7 @@ from flux_db.model.formulations import rotate, swap_heads
 
 _reshape, _matmul, _cast, _tile = ops.Reshape(), ops.MatMul(), ops.Cast(), ops.Tile()
 _add, _sub, _mul, _div, _expand_dims = ops.Add(), ops.Sub(), ops.Mul(), ops.Div(), ops.ExpandDims()
-_rsqrt, _sigmoid, _tile_again = ops.Rsqrt(), ops.Sigmoid(), ops.Tile().recompute()
+_rsqrt, _sigmoid = ops.Rsqrt(), ops.Sigmoid()
 _bmm, _bmm_transposed, _bmm_first_transposed = (
     ops.BatchMatMul(),
     ops.BatchMatMul(transpose_b=True),
@@ -35,9 +35,9 @@ def repeated(x, shape):
     return _tile(_reshape(x, own), _times(own, shape))
 
 
-def repeated_again(x, shape):
-    """The same, computed once more in the backward instead of being kept."""
-    return _tile_again(x, _times(x.shape, shape))
+def as_argument(weight):
+    """As it is: here a view is a copy, and a weight is not copied."""
+    return weight
 
 
 def gatherable(weight):

@@ -20,7 +20,9 @@ DIFFERENCES = {
     "unequal shapes": "CPU: a vector is repeated first; its sums of unequal shapes are 5 times slower and keep memory",
     "GELU": "Ascend: one fused kernel instead of eight. CPU: its kernel takes ten times as long as the product before",
     "split of tokens": "Ascend: SplitWithSize, whose gradient is one Concat. CPU: two slices, for lack of that kernel",
-    "gathered int8": "CPU: as float32, because its AllGather has no int8. Ascend: as int8",
+    "int8 matrices": "Ascend: gathered as they are, and handed over as a view, without which MindSpore copies them. "
+    "CPU: gathered as float32, because its AllGather has no int8, "
+    "and handed over as they are, because views are copies",
     "mint": "CPU: functions of mindspore.mint that have no CPU kernel, as mindspore.ops. Ascend: mindone's own",
     "Conv2d and GroupNorm": "CPU: mint's layers, which the VAE is made of, have no CPU kernel. Ascend: mindone's own",
 }

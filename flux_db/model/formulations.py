@@ -29,11 +29,6 @@ def repeated(x, shape):
     return x
 
 
-def repeated_again(x, shape):
-    """The same, and not kept for the backward if it takes memory."""
-    return x
-
-
 def when_needed(early, x):
     """A tensor that is there before x, and is to be used after x only: a weight, or what modulates a block.
 
@@ -41,6 +36,11 @@ def when_needed(early, x):
     from the devices) would otherwise be made for all blocks at the beginning of a step, and wait there in memory.
     """
     return _depend(early, ops.stop_gradient(x))
+
+
+def as_argument(weight):
+    """A weight for a cell with a gradient of its own: as a view, because MindSpore would copy the weight itself."""
+    return _reshape(weight, (-1,))
 
 
 def gatherable(weight):

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn
 
 from flux_db.model import formulations
 from flux_db.model.formulations import linear, when_needed
-from flux_db.model.int8_linear import dequantised
+from flux_db.model.int8_linear import Int8Product, int8_linear
 
 
 class Gather(ZeroParamWrapper):
@@ -35,12 +35,23 @@ class GatheredLinear(Linear):
         return linear(x, weight, self.param_wrapper_b(self.net.bias))
 
 
+class GatheredInt8Product(Int8Product):
+    """Gathers the matrix as int8, and once more for the backward."""
+
+    def __init__(self, columns: int, gather: Gather) -> None:
+        super().__init__(columns)
+        self.gather = gather
+
+    def whole(self, values: Tensor) -> Tensor:
+        return self.gather(formulations.gatherable(values))
+
+
 class GatheredInt8Linear(GatheredLinear):
     def set_param_wrapper(self, zero_stage: int, optimizer_parallel_group: str, cell_type: object = None) -> None:
         super().set_param_wrapper(zero_stage, optimizer_parallel_group, cell_type)
         self.gather_scale = Gather(self.net.weight_scale, zero_stage, optimizer_parallel_group, cell_type)
+        self.product = GatheredInt8Product(self.net.in_features, self.param_wrapper_w)
 
     def construct(self, x: Tensor) -> Tensor:
-        weight = self.param_wrapper_w(formulations.gatherable(when_needed(self.net.weight, x)))
-        scale = self.gather_scale(self.net.weight_scale)
-        return linear(x, dequantised(weight, scale, x.dtype), self.param_wrapper_b(self.net.bias))
+        values, scale = formulations.as_argument(self.net.weight), self.gather_scale(self.net.weight_scale)
+        return int8_linear(self.product, x, values, scale, self.param_wrapper_b(self.net.bias))

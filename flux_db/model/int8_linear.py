@@ -1,7 +1,7 @@
 """A frozen linear layer whose matrix is int8: y = x (q * scale)^T + bias, in the type of x.
 
-The matrix becomes whole inside the graph, where it is used, and again in the backward pass: it is never kept. There
-are gradients for x only.
+The matrix gets the type of x inside the graph, where it is used, and again in the backward pass: it is never kept in
+that. There are gradients for x only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,57 @@ from mindspore.common.initializer import initializer
 from flux_db.model import formulations, int8
 from flux_db.model.formulations import linear, when_needed
 
-# Marked by themselves, and not only with their block: without --gradient_checkpointing too they are computed again.
-_cast, _mul = ops.Cast().recompute(), ops.Mul().recompute()
-_reshape = ops.Reshape()
+_cast, _mul, _reshape = ops.Cast(), ops.Mul(), ops.Reshape()
+_matmul, _matmul_transposed = ops.MatMul(), ops.MatMul(transpose_b=True)
 
 
-def dequantised(weight: Tensor, scale: Tensor, dtype: ms.Type) -> Tensor:
-    """[N, K] int8 and [N] -> [N, K]"""
-    return _mul(_cast(weight, dtype), formulations.repeated_again(_reshape(scale, (-1, 1)), weight.shape))
+class Int8Product(nn.Cell):
+    """[rows, K] x (q * scale)^T -> [rows, N], scale [1, N], with a gradient of its own: for the rows only.
+
+    The matrix is made again in the backward pass, when the gradient has arrived, and is not kept until then. Scales are
+    multiplied with the rows, which are fewer numbers than the matrix; in fp16, whose range is too small for q without
+    its scale, with the matrix.
+    """
+
+    def __init__(self, columns: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.columns = columns
+
+    def construct(self, rows: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+        return self.scaled_rows(_matmul_transposed(rows, self.matrix(values, scale, rows)), scale)
+
+    def bprop(self, rows: Tensor, values: Tensor, scale: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        d_rows = _matmul(self.scaled_rows(dout, scale), self.matrix(values, scale, dout))
+        return d_rows, ops.zeros_like(values), ops.zeros_like(scale)
+
+    def matrix(self, values: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+        """[N, K] in the type of x, not before x is there."""
+        matrix = _cast(self.whole(when_needed(_reshape(values, (-1, self.columns)), x)), x.dtype)
+        if x.dtype == ms.float16:
+            matrix = _times(matrix, _reshape(when_needed(scale, x), (-1, 1)))
+        return matrix
+
+    def whole(self, values: Tensor) -> Tensor:
+        """All rows of the matrix, where this device has a part of them."""
+        return values
+
+    def scaled_rows(self, rows: Tensor, scale: Tensor) -> Tensor:
+        if rows.dtype != ms.float16:
+            rows = _times(rows, when_needed(scale, rows))
+        return rows
+
+
+def _times(x: Tensor, vector: Tensor) -> Tensor:
+    """[N, K] times [N, 1] or [1, K]."""
+    return _mul(x, formulations.repeated(_cast(vector, x.dtype), x.shape))
+
+
+def int8_linear(product: Int8Product, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    # [..., K] -> [rows, K] -> [rows, N]
+    rows = product(_reshape(x, (-1, x.shape[-1])), values, _reshape(scale, (1, -1)))
+    if bias is not None:
+        rows = formulations.add_bias(rows, bias)
+    return _reshape(rows, (*x.shape[:-1], scale.shape[0]))
 
 
 class Int8Linear(mint.nn.Linear):
@@ -34,11 +77,12 @@ class Int8Linear(mint.nn.Linear):
         self.weight, self.bias = layer.weight, layer.bias
         name = int8.scale_name(layer.weight.name)
         self.weight_scale = Parameter(initializer("ones", (self.out_features,), ms.float32), name=name)
+        self.product = Int8Product(self.in_features)
         self.down = self.up = None
 
     def construct(self, x: Tensor) -> Tensor:
-        weight = dequantised(when_needed(self.weight, x), self.weight_scale, x.dtype)
-        result = linear(x, weight, self.bias)
+        values = formulations.as_argument(self.weight)
+        result = int8_linear(self.product, x, values, self.weight_scale, self.bias)
         if self.down is not None:
             result = result + linear(linear(x, self.down, None), self.up, None)
         return result

@@ -104,7 +104,7 @@ def _by_device(
 
 
 _MINT = ("arange", "split", "chunk", "outer", "stack", "full", "zeros", "ones", "linspace", "randn")
-_CPU_LAYERS = ("repeated", "repeated_again", "add_bias", "layer_norm", "modulated_norm", "gatherable")
+_CPU_LAYERS = ("repeated", "as_argument", "add_bias", "layer_norm", "modulated_norm", "gatherable")
 _ON_CPU = (
     *_by_device(
         cpu_layers.queries_and_keys_together,

@@ -86,7 +86,7 @@ ACLNN = {
 # Kernels of the older interface, which AI Core has as well.
 ACLOP = {"AddN", "BiasAdd", "FillV2", "GatherNd", "Pow", "RealDiv", "StridedSlice", "StridedSliceGrad"}
 # Copies, views, control flow and collectives: no kernels of AI Core or AICPU.
-OTHER = {"AllGather", "AllReduce", "Assign", "Contiguous", "ExpandDims", "Identity", "Partial", "Switch"}
+OTHER = {"AllGather", "AllReduce", "Assign", "Contiguous", "ExpandDims", "Identity", "Partial", "Switch", "TensorMove"}
 
 
 def blocks(name: str) -> int:
@@ -116,6 +116,7 @@ def test_every_operator_has_a_kernel_on_ais_cores_and_none_runs_python(graphs, n
     found = set(graphs[name].counts()) - ir.STRUCTURE
     assert len(found) > 10
     assert found <= ACLNN.keys() | ACLOP | OTHER, "look up what runs it on Ascend before adding it to the table"
+    assert all(node.bytes <= 4 for node in graphs[name].of("TensorMove")), "nothing but numbers is copied"
 
 
 def test_the_kernels_are_in_mindspores_library_for_ascend():
@@ -159,7 +160,7 @@ def test_every_block_is_recomputed_whole_and_only_its_inputs_are_kept(graphs, na
     assert len({re.search(r"recompute_sub_graph: U64\((\d+)\)", n.attributes)[1] for n in repeated}) == blocks(name)
 
 
-@pytest.mark.parametrize("name", ["step", "everything", "sharded", *INT8])
+@pytest.mark.parametrize("name", ["step", "everything", "sharded", "int8", "int8, sharded"])
 def test_what_is_recomputed_waits_for_the_gradient(graphs, name):
     """Otherwise a device may compute it again at once, in the forward, and keep it all until the backward."""
     waits: dict[str, bool] = {}
@@ -180,6 +181,9 @@ def test_no_matrix_is_made_whole_or_gathered_before_its_block_is_reached(graphs,
         waits[node.name] = own or any(waits.get(above, False) for above in node.inputs)
     made = [node for node in graph if not node.is_repeated and "blocks" in node.scope and is_made_of_weight(node)]
     assert len(made) >= MATRICES and all(waits[node.name] for node in made)
+    # and none for the backward before the backward has come to it
+    if name in INT8:
+        assert sum(not node.is_backward for node in graph.of("Cast") if is_made_of_weight(node)) == MATRICES
 
 
 def is_made_of_weight(node):
@@ -199,7 +203,7 @@ def test_int8_matrices_stay_int8_and_are_never_kept_whole(graphs, name):
     assert {node.op for node in readers} <= {"Cast", "AllGather"}
     casts = [node for node in readers if node.op == "Cast"]
     assert {kind.dtype for node in casts for kind in node.outputs} == {"BFloat16"}
-    assert sum(not node.is_repeated for node in casts) == MATRICES
+    assert sum(not node.is_backward for node in casts) == MATRICES
     shapes = {kind.shape for node in casts for kind in node.outputs}
     assert not [node for node in graph.kept() if any(kind.shape in shapes for kind in node.outputs)]
     # gradients are taken for the LoRA only, and so for no matrix

@@ -683,7 +683,7 @@ def test_install_puts_everything_in_place_for_either_device():
     }
     assert on_ascend.keys() <= on_cpu.keys()
     more = {name for name in on_cpu.keys() - on_ascend.keys() if not name.startswith("mindspore.mint")}
-    layers = ("repeated", "repeated_again", "add_bias", "layer_norm", "modulated_norm", "gatherable")
+    layers = ("repeated", "as_argument", "add_bias", "layer_norm", "modulated_norm", "gatherable")
     assert more == {f"flux_db.model.formulations.{name}" for name in layers}
 
 
