@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bench_load import write_wide_model
@@ -30,6 +32,7 @@ from flux_db.demo.pictures import write_demo_pictures
 from flux_db.demo.tiny_model import write_tiny_model
 from flux_db.model import int8
 from flux_db.output_folder import METRICS
+from flux_db.settings.schema import from_flat_dict
 
 STEPS = 20
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -67,6 +70,19 @@ def matrices(model: Path) -> Iterator[np.ndarray]:
             yield weight.astype(np.float32)
 
 
+def layer_table(model: Path) -> None:
+    """The error of each kind of layer, over the blocks."""
+    errors: dict[str, list[float]] = {}
+    for name, weight in load_file(model / WEIGHTS).items():
+        if int8.is_matrix(name, weight.shape):
+            kind = re.sub(r"\.\d+\.", ".", name, count=1).removesuffix(int8.WEIGHT)
+            errors.setdefault(kind, []).append(relative(by_row(weight.astype(np.float32)), weight.astype(np.float32)))
+    print("| layer | blocks | error: median | largest |\n|---|---|---|---|")
+    for kind, found in sorted(errors.items()):
+        print(f"| {kind} | {len(found)} | {statistics.median(found):.2%} | {max(found):.2%} |")
+    print(flush=True)
+
+
 def weight_table(model: Path) -> None:
     wide = np.random.default_rng(0).standard_normal((256, 3072), np.float32)
     print("| a scale for each | matrices of the small model: median | largest | normal numbers, rows of 3072 |")
@@ -77,7 +93,58 @@ def weight_table(model: Path) -> None:
         print(f"| {name} | {' | '.join(f'{cell:.2%}' for cell in cells)} |", flush=True)
 
 
-# --- velocity, loss and LoRA -------------------------------------------------------------------------------------
+# --- velocity ----------------------------------------------------------------------------------------------------
+
+
+def answer_table(folder: Path, model: Path) -> None:
+    """What the transformer answers to the same inputs, in this process."""
+    from flux_db.model import runtime
+    from flux_db.settings.schema import RuntimeConfig
+
+    device = runtime.start(RuntimeConfig(device="CPU"))
+    print("\n| transformer | compared with | velocity: off | largest | its standard deviation |\n|---|---|---|---|---|")
+    for name, wanted, found in (random_answers(folder, device), trained_answers(folder, model, device)):
+        off, largest = relative(found, wanted), np.abs(found - wanted).max()
+        print(f"| {name} | {off:.2%} | {largest:.1e} | {wanted.std():.2f} |", flush=True)
+
+
+def random_answers(folder: Path, device: Any) -> tuple[str, np.ndarray, np.ndarray]:
+    """Of the tiny model of the parity reference, with the stored result of torch."""
+    from flux_db.model import loading
+    from flux_db.parity import compare, golden
+    from flux_db.training.build import step_settings
+
+    (folder / "golden").mkdir()
+    dev, *_ = golden.write_models(folder / "golden")
+    config = from_flat_dict(settings_of(folder, "golden", dev) | {"guidance_scale": golden.GUIDANCE})
+    settings = step_settings(config, device, dev, prior=False)
+    quantised = loading.load_transformer(dev, device.dtype, is_int8=True)
+    found = compare.answer_of(quantised, settings, golden.batch(0))
+    return "tiny, random weights | torch, float32", golden.read().arrays["transformer.dev"], found
+
+
+def trained_answers(folder: Path, model: Path, device: Any) -> tuple[str, np.ndarray, np.ndarray]:
+    """Of the small model, to batches of its training."""
+    from flux_db.model import loading
+    from flux_db.parity import compare
+    from flux_db.training import build, run
+    from flux_db.training.prepare import prepare
+
+    config = from_flat_dict(settings_of(folder, "answers", model))
+    prepared = prepare(config, device)
+    training = build.build(config, device, prepared.model, prepared.dataset)
+    source = run.batch_source(config, training, prepared.cache, prepared)
+    settings = build.step_settings(config, device, prepared.model, prior=False)
+    batches = [source[i]._asdict() for i in range(10)]
+    full, quantised = (loading.load_transformer(model, device.dtype, is_int8=is_int8) for is_int8 in (False, True))
+    answers = [
+        np.stack([compare.answer_of(network, settings, b | {"pooled": b["pooled_prompt_embeds"]}) for b in batches])
+        for network in (full, quantised)
+    ]
+    return "small, trained | the same, float32", *answers
+
+
+# --- loss and LoRA -----------------------------------------------------------------------------------------------
 
 
 def rounded_model(model: Path, target: Path, rounded: Rounding) -> Path:
@@ -91,14 +158,14 @@ def rounded_model(model: Path, target: Path, rounded: Rounding) -> Path:
     return target
 
 
-def train(folder: Path, name: str, model: Path, **changes: object) -> Path:
-    output = folder / "runs" / name
-    settings = {
-        "pretrained_model_name_or_path": model,
-        "instance_data_dir": folder / "pictures",
+def settings_of(folder: Path, name: str, model: Path, **changes: object) -> dict[str, Any]:
+    """Of a short run."""
+    return {
+        "pretrained_model_name_or_path": str(model),
+        "instance_data_dir": str(folder / "pictures"),
         "instance_prompt": "a photo of sks dog",
-        "output_dir": output,
-        "encode_cache_dir": folder / "cache",
+        "output_dir": str(folder / "runs" / name),
+        "encode_cache_dir": str(folder / "cache"),
         "resolution": 64,
         "max_sequence_length": 20,
         "train_batch_size": 2,
@@ -109,6 +176,11 @@ def train(folder: Path, name: str, model: Path, **changes: object) -> Path:
         "device": "CPU",
         **changes,
     }
+
+
+def train(folder: Path, name: str, model: Path, **changes: object) -> Path:
+    settings = settings_of(folder, name, model, **changes)
+    output = Path(settings["output_dir"])
     output.parent.mkdir(exist_ok=True)
     words = [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *flag_words(settings)]
     with (folder / "log").open("w+") as log, subprocess.Popen(words, cwd=ROOT, env=BARE, stdout=log, stderr=log) as job:
@@ -178,8 +250,10 @@ def main() -> None:
         folder = Path(name)
         write_tiny_model(folder / "model", "small")
         write_demo_pictures(folder / "pictures")
+        layer_table(folder / "model")
         weight_table(folder / "model")
         training_table(folder, folder / "model")
+        answer_table(folder, folder / "model")
         if not given.errors:
             cost_table(folder)
 

@@ -40,7 +40,7 @@ def when_needed(early, x):
 
 def as_argument(weight):
     """A weight for a cell with a gradient of its own: as a view, because MindSpore would copy the weight itself."""
-    return _reshape(weight, (-1,))
+    return _reshape(weight, (1, *weight.shape))
 
 
 def gatherable(weight):

@@ -38,8 +38,8 @@ class GatheredLinear(Linear):
 class GatheredInt8Product(Int8Product):
     """Gathers the matrix as int8, and once more for the backward."""
 
-    def __init__(self, columns: int, gather: Gather) -> None:
-        super().__init__(columns)
+    def __init__(self, gather: Gather) -> None:
+        super().__init__()
         self.gather = gather
 
     def whole(self, values: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class GatheredInt8Linear(GatheredLinear):
     def set_param_wrapper(self, zero_stage: int, optimizer_parallel_group: str, cell_type: object = None) -> None:
         super().set_param_wrapper(zero_stage, optimizer_parallel_group, cell_type)
         self.gather_scale = Gather(self.net.weight_scale, zero_stage, optimizer_parallel_group, cell_type)
-        self.product = GatheredInt8Product(self.net.in_features, self.param_wrapper_w)
+        self.product = GatheredInt8Product(self.param_wrapper_w)
 
     def construct(self, x: Tensor) -> Tensor:
         values, scale = formulations.as_argument(self.net.weight), self.gather_scale(self.net.weight_scale)

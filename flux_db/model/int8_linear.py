@@ -26,20 +26,19 @@ class Int8Product(nn.Cell):
     its scale, with the matrix.
     """
 
-    def __init__(self, columns: int) -> None:
+    def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.columns = columns
 
     def construct(self, rows: Tensor, values: Tensor, scale: Tensor) -> Tensor:
         return self.scaled_rows(_matmul_transposed(rows, self.matrix(values, scale, rows)), scale)
 
     def bprop(self, rows: Tensor, values: Tensor, scale: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         d_rows = _matmul(self.scaled_rows(dout, scale), self.matrix(values, scale, dout))
-        return d_rows, ops.zeros_like(values), ops.zeros_like(scale)
+        return d_rows, values, scale
 
     def matrix(self, values: Tensor, scale: Tensor, x: Tensor) -> Tensor:
         """[N, K] in the type of x, not before x is there."""
-        matrix = _cast(self.whole(when_needed(_reshape(values, (-1, self.columns)), x)), x.dtype)
+        matrix = _cast(self.whole(when_needed(_reshape(values, values.shape[-2:]), x)), x.dtype)
         if x.dtype == ms.float16:
             matrix = _times(matrix, _reshape(when_needed(scale, x), (-1, 1)))
         return matrix
@@ -52,6 +51,10 @@ class Int8Product(nn.Cell):
         if rows.dtype != ms.float16:
             rows = _times(rows, when_needed(scale, rows))
         return rows
+
+
+# One for all layers: a cell with a gradient of its own is parsed and kept anew for each instance.
+_product = Int8Product()
 
 
 def _times(x: Tensor, vector: Tensor) -> Tensor:
@@ -77,12 +80,11 @@ class Int8Linear(mint.nn.Linear):
         self.weight, self.bias = layer.weight, layer.bias
         name = int8.scale_name(layer.weight.name)
         self.weight_scale = Parameter(initializer("ones", (self.out_features,), ms.float32), name=name)
-        self.product = Int8Product(self.in_features)
         self.down = self.up = None
 
     def construct(self, x: Tensor) -> Tensor:
         values = formulations.as_argument(self.weight)
-        result = int8_linear(self.product, x, values, self.weight_scale, self.bias)
+        result = int8_linear(_product, x, values, self.weight_scale, self.bias)
         if self.down is not None:
             result = result + linear(linear(x, self.down, None), self.up, None)
         return result

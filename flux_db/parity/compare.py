@@ -251,9 +251,9 @@ def _tensors(batch: Mapping[str, np.ndarray]) -> list[Tensor]:
     return [Tensor(value) for value in batch.values()]
 
 
-def _answer(transformer: nn.Cell, settings: StepSettings, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+def answer_of(transformer: nn.Cell, settings: StepSettings, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """The transformer's output for the noised latents of a batch."""
-    index = batch["index"]
+    index, (height, width) = batch["index"], batch["pictures"].shape[-2:]
     x_0 = flow.latents_from_moments(
         Tensor(batch["pictures"]), Tensor(batch["eps"]), settings.vae_shift, settings.vae_scale
     )
@@ -267,8 +267,8 @@ def _answer(transformer: nn.Cell, settings: StepSettings, batch: Mapping[str, np
         guidance=guidance,
         pooled_projections=Tensor(batch["pooled"]).astype(settings.dtype),
         encoder_hidden_states=Tensor(batch["prompt_embeds"]).astype(settings.dtype),
-        txt_ids=Tensor(np.zeros((golden.TOKENS, 3), np.float32)),
-        img_ids=Tensor(flow.image_position_ids(golden.SIDE, golden.SIDE)),
+        txt_ids=Tensor(np.zeros((batch["prompt_embeds"].shape[1], 3), np.float32)),
+        img_ids=Tensor(flow.image_position_ids(height, width)),
         return_dict=False,
     )[0]
     return out.float().asnumpy()
@@ -278,7 +278,7 @@ def _answer_and_losses(reference: Reference, runtime: Runtime, model: Path) -> A
     """What the transformer answers; and the loss by scheme, without and with prior preservation: [scheme, prior]"""
     config = _settings(model, rank=golden.RANK, lora_layers="attn.to_q")
     settings = step_settings(config, runtime, model, prior=False)
-    answer = _answer(loading.load_transformer(model, runtime.dtype), settings, golden.batch(0))
+    answer = answer_of(loading.load_transformer(model, runtime.dtype), settings, golden.batch(0))
     # a fresh LoRA has no effect yet: the step only wants something to train
     transformer = loading.load_transformer(model, runtime.dtype)
     adapter.inject(transformer, config.lora, seed=0, dtype=runtime.dtype)
@@ -367,7 +367,7 @@ def _clip_with_lora(config: Config, model: Path, dtype: ms.Type, lora_dtype: ms.
 
 def _answer_and_picture(reference: Reference, runtime: Runtime, transformer: nn.Cell, config: Config) -> Arrays:
     model = Path(config.model.pretrained_model_name_or_path)
-    answer = _answer(transformer, step_settings(config, runtime, model, prior=False), golden.batch(0))
+    answer = answer_of(transformer, step_settings(config, runtime, model, prior=False), golden.batch(0))
     picture = _picture(reference, runtime, transformer, config, reference.arrays["clip"][0])
     return {"transformer.lora": answer, "picture": picture}
 
@@ -384,7 +384,7 @@ def _picture(
 
 def _wide(runtime: Runtime, model: Path, precision: str) -> Arrays:
     transformer, config = _with_lora(runtime, model)
-    answer = _answer(transformer, step_settings(config, runtime, model, prior=False), golden.batch(0))
+    answer = answer_of(transformer, step_settings(config, runtime, model, prior=False), golden.batch(0))
     trained = _train(runtime, transformer, config, precision, steps=1)
     gradients = {f"wide_{name}": value for name, value in trained.items() if name.startswith("gradient.")}
     return {"transformer.wide": answer, **gradients}
