@@ -36,8 +36,8 @@ PACKAGES = {
     " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode blank_cache batches",
-    "check": "folders concepts values peer_notes model device_memory memory compile_time plan_text files pictures"
-    " everything plan contact_sheet dry_run",
+    "check": "folders concepts rule bounds picture_rules training_rules validation_rules values peer_notes model"
+    " device_memory disk remedies memory compile_time plan_text files pictures everything plan contact_sheet dry_run",
     "lora": "layer_names peft_settings lora_file trained_file convert describe merge resize init_lora"
     " generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",

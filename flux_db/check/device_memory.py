@@ -6,10 +6,9 @@ of tensors are those of the compiled graph, with which scripts/check_plan.py com
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +178,7 @@ def _resident(config: Config, model: Model, devices: int) -> Iterator[tuple[str,
     yield "runtime", RUNTIME_BYTES
     yield "transformer", transformer_bytes(config, model.shapes["transformer"], devices)
     yield "LoRA", count * (FLOAT + _lora_item(config))
-    yield "optimizer", count * FLOAT * _states(config)
+    yield "optimizer", count * FLOAT * state_vectors(config)
     if config.text_encoder.train_text_encoder:
         yield "CLIP", _elements(model, "text_encoder") * ITEM_BYTES[text_precision(config)]
     if sample_prompts(config) or not config.data.cache_latents:
@@ -223,7 +222,7 @@ def _lora_item(config: Config) -> int:
     return FLOAT if config.lora.lora_compute == "fp32" else ITEM_BYTES[config.runtime.mixed_precision]
 
 
-def _states(config: Config) -> int:
+def state_vectors(config: Config) -> int:
     """Vectors of the LoRA's length: moments, Prodigy's two, the average, the window of accumulated gradients, rates."""
     optim = config.optim
     count = 4 if optim.optimizer == "prodigy" else 2
@@ -384,123 +383,7 @@ def text_encoder_bytes(config: Config, model: Model) -> int:
     )
 
 
-# --- disk ---------------------------------------------------------------------------------------------------------
-
-
-class Disk(NamedTuple):
-    """Bytes of files."""
-
-    prompt: int
-    """Encoded, of each."""
-    picture: int
-    """Encoded, of each picture of the subject, with its crops and mirrored."""
-    checkpoint: int
-    lora: int
-
-
-def disk(config: Config, model: Model) -> Disk:
-    count, data = trained_parameters(config, model), config.data
-    t5, clip = (model.settings[part] for part in ("text_encoder_2", "text_encoder"))
-    prompt = (data.max_sequence_length * t5.get("d_model", 512) + clip.get("hidden_size", 512)) * FLOAT
-    side = data.resolution // 2 ** (len(model.channels) - 1)
-    moments = 2 * model.settings["vae"]["latent_channels"] * side * side * FLOAT
-    copies = data.cache_crops * (2 if data.random_flip else 1) if data.cache_latents else 0
-    kept = _states(config) + 1 - (config.optim.gradient_accumulation_steps > 1)
-    return Disk(prompt, moments * copies, count * FLOAT * kept, count * FLOAT)
-
-
-# --- what would make it fit ---------------------------------------------------------------------------------------
-
-
-class Remedy(NamedTuple):
-    """Flags beside those before, and what each device takes with all of them."""
-
-    flags: str
-    price: str
-    peak: int
-
-
-def remedies(config: Config, model: Model, devices: int, card: int) -> list[Remedy]:
-    """Flags in the order of their price, one after the other until the run fits; those that save nothing are left
-    out."""
-    found: list[Remedy] = []
-    now = budget(config, model, devices)
-    for change in _CHANGES:
-        if now.fits(card):
-            break
-        changed = change(config, devices)
-        if changed is None:
-            continue
-        other, flags, price = changed
-        after = budget(other, model, devices)
-        if after.peak < now.peak:
-            config, now = other, after
-            found.append(Remedy(flags, price, now.peak))
-    return found
-
-
-Changed = tuple[Config, str, str]
-
-
-def _with(config: Config, section: str, **values: Any) -> Config:
-    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
-
-
-def _recompute(config: Config, _devices: int) -> Changed | None:
-    if config.runtime.gradient_checkpointing == "blocks":
-        return None
-    other = _with(config, "runtime", gradient_checkpointing="blocks")
-    return other, "--gradient_checkpointing", "a third more time; the same result"
-
-
-def _smaller_batch(config: Config, _devices: int) -> Changed | None:
-    batch, times = config.optim.train_batch_size, config.optim.gradient_accumulation_steps
-    if batch == 1:
-        return None
-    other = _with(config, "optim", train_batch_size=1, gradient_accumulation_steps=batch * times)
-    flags = f"--train_batch_size 1 --gradient_accumulation_steps {batch * times}"
-    return other, flags, "some time; the same result"
-
-
-def _int8(config: Config, _devices: int) -> Changed | None:
-    if is_int8(config):
-        return None
-    return _with(config, "runtime", base_precision="int8"), "--base_precision int8", "a little precision, some time"
-
-
-def _shard(config: Config, devices: int) -> Changed | None:
-    if devices == 1 or config.runtime.shard_base:
-        return None
-    return _with(config, "runtime", shard_base=True), "--shard_base", "every weight travels twice in a step"
-
-
-def _resolution(config: Config, _devices: int) -> Changed | None:
-    sides = [side for side in (768, 512) if side < config.data.resolution]
-    if not sides:
-        return None
-    return _with(config, "data", resolution=sides[0]), f"--resolution {sides[0]}", "less detail"
-
-
-def _rank(config: Config, _devices: int) -> Changed | None:
-    return (_with(config, "lora", rank=4), "--rank 4", "a smaller LoRA") if config.lora.rank > 4 else None
-
-
-def _tiles(config: Config, _devices: int) -> Changed | None:
-    if config.validation.vae_tiling == "on":
-        return None
-    return _with(config, "validation", vae_tiling="on"), "--vae_tiling", "samples that differ a little"
-
-
-_CHANGES: tuple[Callable[[Config, int], Changed | None], ...] = (
-    _recompute,
-    _smaller_batch,
-    _int8,
-    _shard,
-    _resolution,
-    _resolution,
-    _rank,
-    _tiles,
-)
+# --- the answer ------------------------------------------------------------------------------------------------------
 
 
 def verdict(config: Config, model: Model, devices: int, sizes: list[Size] | None = None) -> str:

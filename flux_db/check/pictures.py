@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flux_db.check import folders
-from flux_db.check.values import MOST_STEPS, check_values
+from flux_db.check.bounds import MOST_STEPS
+from flux_db.check.values import check_values
 from flux_db.data.dataset import choose_all_sizes, number_of_devices, sizes_of
 from flux_db.data.draw_order import DrawOrder
 from flux_db.data.pictures import Inspection, find_pictures

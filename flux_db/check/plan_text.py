@@ -9,7 +9,9 @@ from typing import Any
 from flux_db.check import device_memory
 from flux_db.check.compile_time import expected_time
 from flux_db.check.device_memory import Budget, Model
+from flux_db.check.disk import disk
 from flux_db.check.memory import PROGRAM_BYTES
+from flux_db.check.remedies import remedies
 from flux_db.settings.schema import Config
 
 NAME_WIDTH, COLUMN_WIDTH = 30, 16
@@ -28,7 +30,7 @@ def lines(config: Config, model: Model, devices: int, card: int) -> Iterator[str
     yield ""
     each, t5 = host(config, model, devices)
     yield f"Host memory   {devices} x {each / 1e9:.1f} GB to load the transformer; {t5 / 1e9:.1f} GB to encode, before"
-    files = device_memory.disk(config, model)
+    files = disk(config, model)
     yield (
         f"Disk          {files.prompt / 1e6:.1f} MB for each prompt, {files.picture / 1e6:.2f} MB for each picture, "
         f"{files.checkpoint / 1e6:.0f} MB for each checkpoint, {files.lora / 1e6:.0f} MB for the LoRA"
@@ -56,7 +58,7 @@ def _row(name: str, cells: list[int]) -> str:
 
 
 def _remedies(config: Config, model: Model, devices: int, card: int) -> Iterator[str]:
-    found = device_memory.remedies(config, model, devices, card)
+    found = remedies(config, model, devices, card)
     yield "  each with those before:" if found else "  no flag saves enough"
     for remedy in found:
         yield f"  {remedy.flags:<46} {remedy.peak / 1e9:5.1f} GB   price: {remedy.price}"
@@ -86,8 +88,8 @@ def as_json(config: Config, model: Model, devices: int, card: int) -> dict[str, 
         "peak": budget.peak,
         "worst_stage": budget.worst,
         "fits": budget.fits(card),
-        "remedies": [remedy._asdict() for remedy in device_memory.remedies(config, model, devices, card)],
+        "remedies": [remedy._asdict() for remedy in remedies(config, model, devices, card)],
         "host": {"loading_each": each, "encoding": t5},
-        "disk": device_memory.disk(config, model)._asdict(),
+        "disk": disk(config, model)._asdict(),
         "compiling": compiling(model),
     }

@@ -7,7 +7,8 @@ import pytest
 from program import command, flags, run
 
 from flux_db.check import device_memory
-from flux_db.check.device_memory import ENCODING, SAMPLES, TRAINING, budget, read_model, remedies
+from flux_db.check.device_memory import ENCODING, SAMPLES, TRAINING, budget, read_model
+from flux_db.check.remedies import remedies
 from flux_db.settings.schema import from_flat_dict
 from flux_db.size import Size
 

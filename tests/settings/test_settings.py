@@ -10,8 +10,9 @@ import pytest
 import yaml
 from world import split_weights
 
+from flux_db.check.bounds import BOUNDS
 from flux_db.check.files import check_files
-from flux_db.check.values import BOUNDS, check_values
+from flux_db.check.values import check_values
 from flux_db.demo.tiny_model import draw_all, vae_config, write_tiny_model
 from flux_db.errors import UserError, run_guarded
 from flux_db.problem import Problem
