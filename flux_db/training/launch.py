@@ -32,13 +32,13 @@ from flux_db.errors import UserError
 from flux_db.interrupt import COMMAND, heeded
 from flux_db.model.device import PATIENCE_SECONDS
 from flux_db.settings.schema import Config
-from flux_db.training import worker_logs
+from flux_db.training import patient_msrun, worker_logs
 
 MARK = "FLUX_DB_LAUNCH"
 """Environment variable by which every process of a launch is found again."""
 
 
-MSRUN = [str(Path(sys.executable).parent / "msrun")]
+MSRUN = patient_msrun.COMMAND
 
 # A rank may wait this long for another: drawing samples and compiling take their time.
 PATIENCE = {"HCCL_CONNECT_TIMEOUT": str(PATIENCE_SECONDS), "HCCL_EXEC_TIMEOUT": str(PATIENCE_SECONDS)}
@@ -236,10 +236,6 @@ class Supervisor:
         while msrun.poll() is None:
             time.sleep(0.2 if self._ranks else 0.05)
             workers = {p.pid: p.rank for p in _marked(self.mark) if p.role == "MS_WORKER" and p.parent == msrun.pid}
-            if workers and not self._ranks:
-                # msrun waits for its workers in a busy loop, which would take a core from them
-                with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, msrun.pid, 19)
             self._ranks |= workers
             if workers or not self._ranks:
                 alone_since = None
