@@ -404,12 +404,12 @@ GRAPHS: dict[str, Callable[[], str]] = {
     # with two blocks of each kind in a row: what a block keeps is the next one's input
     "step": lambda: training_step(Case(widths={**SMALL_WIDTHS, "num_layers": 2, "num_single_layers": 2})),
     "everything": lambda: training_step(EVERYTHING),
-    "fp16": lambda: training_step(Case(dtype=ms.float16, recomputed=NONE, flags={"optimizer": "prodigy"})),
-    "attention": lambda: training_step(Case(recomputed=Recomputed("attention"))),
+    "fp16, attention": lambda: training_step(
+        Case(dtype=ms.float16, recomputed=Recomputed("attention"), flags={"optimizer": "prodigy"})
+    ),
     "with CLIP": lambda: training_step(WITH_CLIP),
     "levers": lambda: training_step(LEVERS),
     "sharded": lambda: training_step(Case(devices=DEVICES, shard_base=True)),
-    "int8": lambda: training_step(Case(is_int8=True)),
     "int8, nothing recomputed": lambda: training_step(Case(is_int8=True, recomputed=NONE)),
     "int8, sharded": lambda: training_step(Case(devices=DEVICES, shard_base=True, is_int8=True)),
     "sampler": sampler,
