@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from small_run import BARE, lora_bytes, metrics, trainer, write_inputs
+from small_run import BARE, keep_one_block, lora_bytes, metrics, trainer, write_inputs
 
 from flux_db.atomic import leftovers
 from flux_db.run import checkpoint
@@ -98,6 +98,10 @@ def command(inputs: Path, folder: Path, **changes: Any) -> list[str]:
         inputs,
         folder / "out",
         encode_cache_dir=folder / "cache",
+        # stored by the undisturbed run
+        compile_cache="on",
+        compile_cache_dir=inputs / "graphs",
+        lora_layers="single_transformer_blocks.0.attn.to_q",
         # checkpoints larger than most other files
         rank=64,
         max_train_steps=STEPS,
@@ -116,6 +120,7 @@ class FullDisk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         write_inputs(folder)
+        keep_one_block(folder / "model" / "transformer")
         self.calm = folder / "calm"
         done = self._train(self.calm)
         if done.returncode:

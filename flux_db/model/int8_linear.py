@@ -34,7 +34,7 @@ class Int8Product(nn.Cell):
 
     def bprop(self, rows: Tensor, values: Tensor, scale: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         d_rows = _matmul(self.scaled_rows(dout, scale), self.matrix(values, scale, dout))
-        return d_rows, values, scale
+        return d_rows, values, scale  # the last two are read by nobody: the base is frozen
 
     def matrix(self, values: Tensor, scale: Tensor, x: Tensor) -> Tensor:
         """[N, K] in the type of x, not before x is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import resource
@@ -113,6 +114,8 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
     rank, world_size = (0, 1) if alone else _join(config)
     with quiet():
         operators.install(name)
+    # MindSpore looks for garbage before every compilation; 200,000 objects of the imports are none
+    gc.freeze()
     if rank == 0:
         devices = f", {world_size} processes" if world_size > 1 else ""
         say(f"device {name} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
