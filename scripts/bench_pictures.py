@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Time and peak memory of check, encode and training with few and with many pictures; on the tiny model, on the CPU.
 
-    python scripts/bench_pictures.py                 # 50 and 5,000 pictures of 256 px, as in docs/pictures.md
-    python scripts/bench_pictures.py --counts 50 500
+    python scripts/bench_pictures.py                 # 50 and 5,000 pictures of 256 px
+    python scripts/bench_pictures.py --counts 50 2000  # as in docs/pictures.md
 
 Memory must not grow with the number of pictures. The last two columns are the seconds from the start to the end of the
 first step with everything encoded, in one process and in two under msrun.

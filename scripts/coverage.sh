@@ -23,7 +23,7 @@ sigterm = true
 END
 # The tests start the program in a bare environment, so the hook names the file; pytest's processes have pytest-cov.
 cat >"$hook" <<END
-import os, sys; exec("if not any('pytest' in word or 'readline' in word for word in sys.orig_argv): os.environ['COVERAGE_PROCESS_START'] = '$data/config'; import coverage; coverage.process_startup()")
+import os, sys; exec("if 'pytest' not in sys.orig_argv and not any('stdin.readline' in word for word in sys.orig_argv): os.environ['COVERAGE_PROCESS_START'] = '$data/config'; import coverage; coverage.process_startup()")
 END
 python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --cov=flux_db --cov-config="$data/config" --cov-report= \
     "$@" || echo "Some tests failed; what they ran is counted."
