@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Which lines of flux_db the tests run, in their own processes and in those that they start: a table for each file.
 # Takes half as long again as the tests. What MindSpore compiles is read by its parser and not run by Python, so that
-# the body of a `construct` counts as not run; so do lines before a SIGKILL.
+# the body of a `construct` counts as not run; so do the lines of a process that a signal ended.
 # Arguments go to pytest: bash scripts/coverage.sh tests/settings
 set -euo pipefail
 # shellcheck source=scripts/env.sh
@@ -19,7 +19,6 @@ cat >"$data/config" <<END
 source = $PWD/flux_db
 data_file = $data/lines
 parallel = true
-sigterm = true
 END
 # The tests start the program in a bare environment, so the hook names the file; pytest's processes have pytest-cov.
 cat >"$hook" <<END
