@@ -9,6 +9,9 @@ import sys
 import program
 import pytest
 from program import descendants, is_alive, wait_until
+from world import fill_cache
+
+from flux_db.settings.schema import from_flat_dict
 
 # Listens as the trainer does. A thread of a library that was imported before must not take the signal.
 LISTENER = """
@@ -181,7 +184,9 @@ def test_commands_take_no_module_from_the_current_folder(world, tmp_path):
 
 
 def test_a_signal_while_compiling_leaves_at_once_and_the_run_does_not_claim_to_go_on(world, tmp_path):
-    settings = world.settings(tmp_path / "out")
+    # with all encoded: beside an encoding the lines of compiling are held back
+    settings = world.settings(tmp_path / "out", encode_cache_dir=str(tmp_path / "cache"))
+    fill_cache(from_flat_dict(settings))
     process = program.start(program.trainer(settings), stderr=subprocess.PIPE)
     text = ""
     while "Compiling" not in text and (line := process.stderr.readline()):
