@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--recomputed", nargs="+", default=["blocks"], choices=["blocks", "attention", "none"])
     given = parser.parse_args(argv)
-    runtime.start(RuntimeConfig(device="CPU"))
+    runtime.start(RuntimeConfig(device="CPU", compile_cache="off"))
     print("| px | batch | recomputed | double block | single block | block inputs | 57 blocks | kernels |")
     print("|---|---|---|---|---|---|---|---|")
     for pixels in given.pixels:

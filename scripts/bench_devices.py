@@ -119,7 +119,7 @@ def time_all_reduce(length: int) -> None:
     from flux_db.model import runtime
     from flux_db.settings.schema import RuntimeConfig
 
-    here = runtime.start(RuntimeConfig(device="CPU"))
+    here = runtime.start(RuntimeConfig(device="CPU", compile_cache="off"))
     values = np.ones(length, np.float32)
     here.sum(values)
     times = []

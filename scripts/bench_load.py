@@ -217,7 +217,7 @@ def start(precision: str):
     from flux_db.settings.schema import RuntimeConfig
 
     os.environ.setdefault("GLOG_v", "3")
-    here = runtime.start(RuntimeConfig(device="CPU"))  # where bf16 can be loaded, but not computed
+    here = runtime.start(RuntimeConfig(device="CPU", compile_cache="off"))  # where bf16 can be loaded, but not computed
     return runtime.Runtime(device="CPU", dtype=runtime.DTYPES[precision], rank=here.rank, world_size=here.world_size)
 
 

@@ -72,7 +72,7 @@ def costs(folder: Path, count: int, steps: int) -> tuple[list[Cost], list[str]]:
         f"--output_dir {folder}/run-{count} --resolution 64 --max_sequence_length 32 --max_train_steps {steps} "
         f"--checkpointing_steps {steps} --lora_layers single_transformer_blocks.1.attn.to_q --device CPU"
     ).split()
-    flags += ["--report_to", "none", "--instance_prompt", "a photo of sks texture"]
+    flags += ["--compile_cache", "off", "--report_to", "none", "--instance_prompt", "a photo of sks texture"]
     stages = (["-m", "flux_db", "check"], ["-m", "flux_db", "encode"], [str(TRAINER)])
     return [measure([*stage, *flags]) for stage in stages], flags
 

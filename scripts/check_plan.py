@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of the text (default: 512)")
     parser.add_argument("--sampler", action="store_true", help="a denoising step instead of a training step")
     given = parser.parse_args(argv)
-    runtime.start(RuntimeConfig(device="CPU"))
+    runtime.start(RuntimeConfig(device="CPU", compile_cache="off"))
     recomputed = ["none"] if given.sampler else given.recomputed
     combinations = itertools.product(given.pixels, given.batch, recomputed, given.base_precision)
     questions = [Question(*values, given.tokens) for values in combinations]

@@ -47,6 +47,7 @@ def build(model: Path, resolution: int) -> tuple[Any, list[Any]]:
             "instance_data_dir": "-",
             "instance_prompt": "sks dog",
             "device": "CPU",
+            "compile_cache": "off",
             "rank": 16,
             "resolution": resolution,
             "max_sequence_length": TOKENS,

@@ -78,7 +78,7 @@ PHASES = {
     "check": Phase(lambda run: run.blocks_signals and not run.text, {"instance_data_dir": "many"}),
     "encode": Phase(lambda run: run.text.count("device CPU") > 1, {"encode_cache_dir": "empty"}),
     "class pictures": Phase(lambda run: "class pictures:" in run.text, CLASS_PICTURES),
-    "compile": Phase(lambda run: "Compiling" in run.text),
+    "compile": Phase(lambda run: "Compiling" in run.text, {"compile_cache": "off"}),
     "training": Phase(lambda run: run.rows > 3),
     "validation": Phase(lambda run: "samples at step 5" in run.text, SAMPLES | {"num_validation_images": 30}),
     "saving": Phase(lambda run: run.rows > 3 and any(leftovers(run.output)), {"checkpointing_steps": 1}, 0.0005),

@@ -32,13 +32,23 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _home_of_the_programs(tmp_path_factory):
+    """For all workers the same: what one program has compiled, the next one loads."""
+    import program
+
+    own = tmp_path_factory.getbasetemp()
+    program.HOME = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "home"
+    program.HOME.mkdir(exist_ok=True)
+
+
 @pytest.fixture(scope="session")
 def cpu():
     """Graph mode on the CPU, with the CPU operators in place."""
     from flux_db.model import runtime
     from flux_db.settings.schema import RuntimeConfig
 
-    return runtime.start(RuntimeConfig(device="CPU"))
+    return runtime.start(RuntimeConfig(device="CPU", compile_cache="off"))
 
 
 @pytest.fixture(autouse=True)

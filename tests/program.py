@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+HOME = Path.home()
+"""Of the programs; conftest.py gives them one of their own, where they share the graphs that they store."""
 SCRIPT = ROOT / "train_dreambooth_lora_flux.py"
 PYTHON = sys.executable
 
@@ -24,7 +26,7 @@ PYTHON = sys.executable
 def environment(home: Path | str | None = None, **variables: str) -> dict[str, str]:
     """PATH, HOME and LANG, and nothing else but what the test gives."""
     path = f"{Path(PYTHON).parent}:/usr/local/bin:/usr/bin:/bin"
-    return {"PATH": path, "HOME": str(home or Path.home()), "LANG": "C.UTF-8", **variables}
+    return {"PATH": path, "HOME": str(home or HOME), "LANG": "C.UTF-8", **variables}
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ PACKAGES = {
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
     " preserved command_line resume_rules secrets",
     "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
-    " vae_tiles scoring_folder identity device lazy_mindone quiet repeated_calls compile_cache formulations"
+    " vae_tiles scoring_folder identity device lazy_mindone quiet repeated_calls fingerprint compile_cache formulations"
     " int8_linear cpu_layers device_kernels dinov2 operators runtime empty_network"
     " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"

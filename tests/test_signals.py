@@ -187,7 +187,7 @@ def test_a_signal_while_compiling_leaves_at_once_and_the_run_does_not_claim_to_g
     # with all encoded: beside an encoding the lines of compiling are held back
     settings = world.settings(tmp_path / "out", encode_cache_dir=str(tmp_path / "cache"))
     fill_cache(from_flat_dict(settings))
-    process = program.start(program.trainer(settings), stderr=subprocess.PIPE)
+    process = program.start(program.trainer(settings), env=program.environment(tmp_path), stderr=subprocess.PIPE)
     text = ""
     while "Compiling" not in text and (line := process.stderr.readline()):
         text += line

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import program
 from safetensors.numpy import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
@@ -98,6 +100,28 @@ _graphs: dict[str, tuple[Any, list[tuple[Any, np.ndarray]]]] = {}
 
 def train(config: Config, stop=None, *, compile_anew: bool = False) -> int:
     """The main job in this process, as the script does it; but runs of the same graph compile it once."""
+    if compile_anew:
+        return _train(config, stop, compile_anew=True)
+    with stored_graphs():
+        return _train(config, stop)
+
+
+@contextmanager
+def stored_graphs():
+    """With the graphs that other processes of this session have compiled, as the program has them."""
+    from flux_db.model import compile_cache, device, runtime
+    from flux_db.settings.schema import RuntimeConfig
+
+    folder = compile_cache.default_folder({"XDG_CACHE_HOME": str(program.HOME / ".cache")})
+    store = runtime.graph_store(RuntimeConfig(compile_cache_dir=str(folder)), device.ascend_facts(), ["CPU", 0, 1])
+    compile_cache.install(store)
+    try:
+        yield
+    finally:
+        compile_cache.install(None)
+
+
+def _train(config: Config, stop=None, *, compile_anew: bool = False) -> int:
     from flux_db.interrupt import StopRequest
     from flux_db.model import runtime
     from flux_db.training import build, run

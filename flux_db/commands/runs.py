@@ -56,7 +56,8 @@ def selftest(arguments: argparse.Namespace) -> int:
 
     device, _ = runtime.choose_device(arguments.device)
     precision = arguments.mixed_precision or ("bf16" if device == "Ascend" else "no")
-    machine = runtime.start(RuntimeConfig(device=arguments.device, mixed_precision=precision))
+    settings = RuntimeConfig(device=arguments.device, mixed_precision=precision, compile_cache="off")
+    machine = runtime.start(settings)
     return compare.run(machine, precision)
 
 

@@ -18,7 +18,7 @@ def examine(wanted: str, devices: int, megabytes: int, *, json: bool) -> int:
     # before this process takes a device for itself
     with stage(f"Checking the links between {devices} devices") if devices > 1 else nullcontext():
         rows = links.check_all(devices, name, megabytes)
-    here = runtime.start(RuntimeConfig(device=wanted), alone=True)
+    here = runtime.start(RuntimeConfig(device=wanted, compile_cache="off"), alone=True)
     rows = machine.check_all(facts, name, device.ascend_device() if name == "Ascend" else None) + rows
     with stage("Checking operators against numpy"):
         rows += operators.check_all(here)
@@ -30,5 +30,5 @@ def examine(wanted: str, devices: int, megabytes: int, *, json: bool) -> int:
 
 def work(wanted: str, megabytes: int, file: Path) -> int:
     """In a worker that msrun started."""
-    links.work(runtime.start(RuntimeConfig(device=wanted, distributed=True)), megabytes, file)
+    links.work(runtime.start(RuntimeConfig(device=wanted, distributed=True, compile_cache="off")), megabytes, file)
     return 0

@@ -426,7 +426,7 @@ def main(argv: Sequence[str]) -> None:
     """`python -m flux_db.graph.ascend_graph FOLDER NAME ...`: a file for each graph; in a process of its own, because a
     compilation that ended in an error may disturb the next one that is meant to run."""
     folder, *names = argv
-    runtime.start(RuntimeConfig(device="CPU"))
+    runtime.start(RuntimeConfig(device="CPU", compile_cache="off"))
     for name in names:
         Path(folder, f"{name}.ir").write_text(GRAPHS[name](), encoding="utf-8")
 

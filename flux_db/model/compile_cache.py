@@ -1,10 +1,10 @@
-"""Compiled graphs on disk, so that a later run does not compile them again.
+"""Compiled graphs on disk, so that a later process does not compile them again.
 
-MindSpore stores graphs in one folder by their number alone: the third graph that a process compiles is loaded from the
-third file, whatever it is. So the cache is switched on only around the graphs that are stored, these are compiled in a
-fixed order, and the folder's name is a hash of everything that they are made from. And MindSpore gives a loaded graph
-the values of the cell's own parameters only: one that the graph uses and the cell does not list would hold garbage, so
-such a graph is not stored.
+MindSpore can store the graphs that it compiles, but by their number alone: the third graph of a process is loaded from
+the third file, whatever it is. So each compilation gets a folder of its own, with nothing in it but the right graph
+under the next number, and the graphs are kept elsewhere, under a hash of everything that they are made from. And
+MindSpore gives a loaded graph the values of the cell's own parameters only: one that the graph uses and the cell does
+not list would hold garbage, so such a graph is not stored.
 """
 
 from __future__ import annotations
@@ -14,76 +14,55 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
+import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mindspore import nn
-from mindspore.common.api import _cell_graph_executor
+from mindspore.common.api import _cell_graph_executor, _CellGraphExecutor
 
 from flux_db.atomic import leftovers, remove_folder, remove_leftover, sync_folder, temp_path
 from flux_db.console import say
 from flux_db.errors import RunError
+from flux_db.model import fingerprint
 from flux_db.model.device import AscendFacts
-from flux_db.settings.preserved import is_preserved
-from flux_db.settings.schema import Config, to_flat_dict
 
-ENABLE, PLACE = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH"
-MOST_KEPT = 20
+ENABLE, PLACE, FORCE = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH", "MS_DEV_FORCE_USE_COMPILE_CACHE"
+MOST_KEPT = 200
 ABANDONED_SECONDS = 24 * 3600
 PACKAGES = ("mindspore", "mindone", "numpy")
-
-# Settings that reach neither the graph nor its constants. What is not listed, a new setting included, is part of the
-# name: to list one too few costs a compilation, one too many a wrong result.
-OUTSIDE_SECTIONS = ("model", "validation", "output", "hub")
-OUTSIDE = frozenset(
-    {
-        # pictures and prompts come in as inputs, and learning rates too
-        *("instance_data_dir", "dataset_name", "dataset_config_name", "image_column", "caption_column"),
-        *("concepts", "instance_prompt", "trigger_word", "class_data_dir", "class_prompt", "num_class_images"),
-        *("sample_batch_size", "aspect_ratio_buckets", "max_buckets", "center_crop", "cache_crops", "random_flip"),
-        *("repeats", "mask_dir", "alpha_mask", "unmasked_weight", "caption_dropout", "alpha_background"),
-        *("encode_cache_dir", "dataloader_num_workers"),
-        *("logit_mean", "logit_std", "mode_scale", "timestep_sampling", "sigmoid_scale", "flow_shift"),
-        *("init_lora", "init_lora_resize", "init_lora_transformer_only"),
-        *("num_train_epochs", "max_train_steps", "max_train_minutes", "learning_rate", "scale_lr"),
-        *("lr_scheduler", "lr_warmup_steps", "lr_num_cycles", "lr_power"),
-        *("compile_cache", "compile_cache_dir", "distributed"),
-    }
-)
+DIGEST = "sha256"
+"""File of an entry: the hash of all others."""
 
 
-def is_on(wanted: str, device: str) -> bool:
-    """`auto`: on Ascend, where compiling takes minutes."""
-    return wanted == "on" or (wanted == "auto" and device == "Ascend")
+def is_on(wanted: str, environment: Mapping[str, str]) -> bool:
+    """Whether graphs are stored; MindSpore's own switch can turn it off for any command."""
+    return wanted != "off" and environment.get(ENABLE) != "0"
 
 
 def environment_problem(environment: Mapping[str, str]) -> str | None:
-    """Why MindSpore's own switch is refused; None if it is not set."""
+    """Why MindSpore's own switch is refused; None if it is not on."""
     if environment.get(ENABLE) != "1":
         return None
-    return f"{ENABLE}=1: MindSpore would load graphs by their number alone; unset it and use --compile_cache on"
+    return f"{ENABLE}=1: MindSpore would load graphs by their number alone; unset it, graphs are stored without it"
+
+
+def default_folder(environment: Mapping[str, str]) -> Path:
+    cache = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache, "flux_db", "graphs")
 
 
 # --- the name --------------------------------------------------------------------------------------------------------
 
 
-def key(parts: Mapping[str, Any]) -> str:
+def key(parts: Any) -> str:
     """A hash of plain values; the same for equal ones in any order of names."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def graph_settings(config: Config) -> dict[str, Any]:
-    """The settings that may reach the graph. The seed is one of them: a constant may be drawn with it."""
-    values = to_flat_dict(config)
-    for section in OUTSIDE_SECTIONS:
-        for name in vars(getattr(config, section)):
-            del values[name]
-    inside = {name: value for name, value in values.items() if name not in OUTSIDE}
-    return inside | {"seed": config.output.seed, "concepts": len(config.data.concepts), "held": is_preserved(config)}
 
 
 def versions(facts: AscendFacts) -> dict[str, str | None]:
@@ -99,109 +78,164 @@ def sources_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def parameter_list(cell: nn.Cell) -> list[tuple[str, tuple[int, ...], str, bool]]:
-    return sorted((p.name, tuple(p.shape), str(p.dtype), p.requires_grad) for p in cell.get_parameters())
-
-
 def hidden_parameters(cell: nn.Cell) -> list[str]:
     """Parameters that the cell's compiled graph uses and the cell does not list."""
     used = _cell_graph_executor._graph_executor.get_params(cell.current_phase)
     return sorted(set(used) - set(cell.parameters_dict()))
 
 
-def default_folder(environment: Mapping[str, str]) -> Path:
-    cache = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache, "flux_db", "graphs")
-
-
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
-class StoredGraphs:
-    """The graphs of one kind of run: `count` of them, compiled inside `storing` in a fixed order.
+class GraphStore:
+    """The graphs in a folder, for a process whose surroundings (versions, sources, device, rank) are given."""
 
-    A process can use one folder only, because MindSpore reads its name once: `is_usable` is false for any further one.
-    """
+    _own: ClassVar[Path | None] = None
+    """Where MindSpore looks and writes; there only while it compiles. For the whole process: it asks once."""
+    _number: ClassVar[int | None] = 0
+    """Under which MindSpore loads or stores the next graph of this process; None if that is not known any more."""
 
-    _is_taken = False
+    def __init__(self, root: Path, surroundings: Mapping[str, Any]) -> None:
+        self.root = root
+        self.surroundings = dict(surroundings)
+        if GraphStore._own is None:
+            GraphStore._own = temp_path(root / "process")
 
-    def __init__(self, root: Path, name: str, count: int) -> None:
-        self.folder = root / name
-        self.count = count
-        self.is_usable = not StoredGraphs._is_taken
-        self.is_stored = self.is_usable and self._is_whole(self.folder)
-        self.hidden: list[str] = []
-        """Names of hidden parameters, if there are any: then nothing is stored."""
+    def name(self, cell: nn.Cell, inputs: Sequence[Any], options: Mapping[str, Any]) -> str | None:
+        """Of the cell's graph for such inputs; None for one that is not stored."""
+        try:
+            given = [*inputs, *(item for name, value in sorted(options.items()) for item in (name, value))]
+            parts = [self.surroundings, fingerprint.of_cell(cell), fingerprint.of_inputs(given)]
+        except fingerprint.Unreadable:
+            return None
+        return key(parts)
+
+    def holds(self, name: str | None) -> bool:
+        """Whether a graph of this name can be loaded now."""
+        return name is not None and self._number is not None and self._found(name, self._number) is not None
 
     @contextmanager
-    def storing(self) -> Iterator[None]:
-        """Load what is compiled in this block, or compile and store it: all of it, or nothing."""
-        if not self.is_usable:
+    def compiling(self, name: str | None, hidden: Callable[[], list[str]]) -> Iterator[None]:
+        """Load what is compiled in this block, or store it. `hidden` then names the graph's hidden parameters."""
+        number = GraphStore._number
+        if name is None or number is None or not self._make_own():
             yield
             return
-        StoredGraphs._is_taken = True
-        if self.is_stored:
-            os.utime(self.folder)
-            with self._loading():
-                yield
-            return
+        GraphStore._number = None  # until it is known that MindSpore has counted
+        found = self._found(name, number)
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            new = temp_path(self.folder)
-            new.mkdir(mode=0o700)
+            if found is not None:
+                with self._loading(name, found, number):
+                    yield
+            else:
+                with _switched_on(self._own):
+                    yield
+                self._keep(name, number, hidden())
+            GraphStore._number = number + 1
+        finally:
+            with suppress(OSError):
+                remove_leftover(self._own)
+
+    def _make_own(self) -> bool:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._own.mkdir(mode=0o700, parents=True)
         except OSError as error:
             say(f"warning: --compile_cache: {error.filename}: {error.strerror}; compiling without it")
-            yield
-            return
+            GraphStore._number = None
+            return False
+        return True
+
+    def _found(self, name: str, number: int) -> list[Path] | None:
+        """The files of an entry that can be loaded as graph `number`; a damaged entry is removed."""
+        entry = self.root / name
         try:
-            with _switched_on(new):
-                yield
-            self._keep(new)
-        finally:
-            if new.exists():
-                with suppress(OSError):
-                    remove_leftover(new)
+            digest = (entry / DIGEST).read_text()
+            files = _graph_files(entry)
+            is_whole = _digest(entry, files) == digest
+        except OSError:
+            return None
+        if not is_whole:
+            with suppress(OSError):
+                remove_folder(entry)
+            return None
+        # what else MindSpore stores, on Ascend, may hold the number inside
+        return files if len(files) == 1 or _numbers(files) == {number} else None
 
     @contextmanager
-    def _loading(self) -> Iterator[None]:
+    def _loading(self, name: str, files: Sequence[Path], number: int) -> Iterator[None]:
+        entry = self.root / name
+        for file in files:
+            place = self._own / renumbered(file.relative_to(entry), number)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+        with suppress(OSError):
+            os.utime(entry)
         try:
-            with _switched_on(self.folder):
+            with _switched_on(self._own):
                 yield
         except Exception as error:
-            remove_folder(self.folder)
+            remove_folder(entry)
             raise RunError(
-                f"--compile_cache: the stored graph in {self.folder} cannot be used and was removed"
+                f"--compile_cache: the stored graph in {entry} cannot be used and was removed"
                 f" ({type(error).__name__}); start again to compile it anew"
             ) from error
 
-    def _keep(self, new: Path) -> None:
-        if self.hidden:
-            say(f"warning: --compile_cache: not stored, because the graph hides parameters: {', '.join(self.hidden)}")
+    def _keep(self, name: str, number: int, hidden: Sequence[str]) -> None:
+        if hidden:
+            say(f"warning: --compile_cache: not stored, because the graph hides parameters: {', '.join(hidden)}")
             return
-        if not self._is_whole(new):
-            say(f"warning: --compile_cache: MindSpore did not store the graph in {self.folder.parent}; is it full?")
+        files = _graph_files(self._own)
+        if _numbers(files) != {number} or not all(file.stat().st_size for file in files):
+            say(f"warning: --compile_cache: MindSpore did not store the graph in {self.root}; is it full?")
             return
-        with suppress(OSError):  # another run was faster, and its folder is as good
-            new.rename(self.folder)
-            sync_folder(self.folder.parent)
-        _prune(self.folder.parent, keep=self.folder)
+        for file in self._own.rglob("*"):
+            if file.is_file() and file not in files:
+                file.unlink()
+        with suppress(OSError):  # another process was faster, and its entry is as good; or the disk is full
+            (self._own / DIGEST).write_text(_digest(self._own, files))
+            self._own.rename(self.root / name)
+            sync_folder(self.root)
+        _prune(self.root, keep=self.root / name)
 
-    def _is_whole(self, folder: Path) -> bool:
-        files = list(folder.glob("rank_*/graph_cache/*compile_cache_*.mindir"))
-        return len(files) >= self.count and all(file.stat().st_size for file in files)
+
+_NUMBER = re.compile(r"compile_cache_(\d+)")
+
+
+def renumbered(file: Path, number: int) -> Path:
+    """rank_0/graph_cache/compile_cache_3.mindir with another number."""
+    return file.with_name(_NUMBER.sub(f"compile_cache_{number}", file.name))
+
+
+def _numbers(files: Sequence[Path]) -> set[int]:
+    return {int(found[1]) for file in files if (found := _NUMBER.search(file.name))}
+
+
+def _graph_files(folder: Path) -> list[Path]:
+    """rank_0/graph_cache/compile_cache_3.mindir, and on Ascend perhaps others of the same number."""
+    return sorted(folder.glob("rank_*/graph_cache/*compile_cache_*"))
+
+
+def _digest(folder: Path, files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(str(file.relative_to(folder)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 @contextmanager
 def _switched_on(folder: Path) -> Iterator[None]:
-    os.environ[ENABLE], os.environ[PLACE] = "1", str(folder)
+    # FORCE: the name says what the graph is made from; MindSpore would compare the sources of the script alone
+    os.environ.update({ENABLE: "1", PLACE: str(folder), FORCE: "1"})
     try:
         yield
     finally:
-        del os.environ[ENABLE], os.environ[PLACE]
+        for variable in (ENABLE, PLACE, FORCE):
+            os.environ.pop(variable, None)
 
 
 def _prune(root: Path, keep: Path) -> None:
-    """Keep the folders that were used last, and nothing that a dead run left."""
+    """Keep the entries that were used last, and nothing that a dead process left."""
     with suppress(OSError):
         for path in leftovers(root):
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
@@ -214,3 +248,47 @@ def _prune(root: Path, keep: Path) -> None:
 
 def _age(folder: Path) -> float:
     return -folder.stat().st_mtime
+
+
+# --- MindSpore's compiler --------------------------------------------------------------------------------------------
+
+_compile, _note_sources = _CellGraphExecutor.compile, _CellGraphExecutor._set_compile_cache_dep_files
+_OWN_OPTIONS = ("phase", "do_convert", "jit_config_dict")
+"""Of the executor's `compile`; other options are inputs of the cell."""
+_installed: GraphStore | None = None
+
+
+def install(store: GraphStore | None) -> None:
+    """From now on, whatever this process compiles goes through the store; None: nothing does."""
+    global _installed
+    _installed = store
+    _CellGraphExecutor.compile = _compile_by_store if store else _compile
+    _CellGraphExecutor._set_compile_cache_dep_files = _begin if store else _note_sources
+
+
+def installed() -> GraphStore | None:
+    return _installed
+
+
+def is_stored(cell: nn.Cell, inputs: Sequence[Any]) -> bool:
+    """Whether compiling this cell for such inputs will load a stored graph."""
+    return _installed is not None and _installed.holds(_installed.name(cell, inputs, {}))
+
+
+def _compile_by_store(executor: _CellGraphExecutor, cell: nn.Cell, *inputs: Any, **options: Any) -> Any:
+    """In the place of the executor's `compile`, which is called whenever a cell is, and compiles if it must."""
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            given = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
+            name = _installed.name(cell, inputs, given)
+            stack.enter_context(_installed.compiling(name, lambda: hidden_parameters(cell)))
+
+        executor.begin_compiling = begin
+        return _compile(executor, cell, *inputs, **options)
+
+
+def _begin(executor: _CellGraphExecutor, phase: str) -> None:
+    """In the place of the method by which the executor lists the sources of the script: the last before it compiles."""
+    executor.begin_compiling()
+    executor._graph_executor.set_compile_cache_dep_files([])

@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import mindspore as ms
@@ -17,6 +18,7 @@ import psutil
 from mindspore import Tensor, ops
 from mindspore.communication import get_group_size, get_rank, init
 
+import flux_db
 from flux_db.console import say
 from flux_db.errors import UserError
 from flux_db.model import compile_cache, device, operators
@@ -114,6 +116,8 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
     rank, world_size = (0, 1) if alone else _join(config)
     with quiet():
         operators.install(name)
+    if compile_cache.is_on(config.compile_cache, os.environ):
+        compile_cache.install(graph_store(config, facts, [name, rank, world_size]))
     # MindSpore looks for garbage before every compilation; 200,000 objects of the imports are none
     gc.freeze()
     if rank == 0:
@@ -122,6 +126,18 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
         if name == "Ascend":
             _tell_device(facts)
     return Runtime(device=name, dtype=DTYPES[config.mixed_precision], rank=rank, world_size=world_size)
+
+
+def graph_store(config: RuntimeConfig, facts: device.AscendFacts, place: list[object]) -> compile_cache.GraphStore:
+    """Compiled graphs for this place: device, rank and number of ranks."""
+    folder = Path(config.compile_cache_dir or compile_cache.default_folder(os.environ)).expanduser().absolute()
+    surroundings = {
+        "format": 2,
+        "sources": compile_cache.sources_digest(Path(flux_db.__file__).parent),
+        "versions": compile_cache.versions(facts),
+        "device": [*place, device.soc_name(), config.mixed_precision, config.jit_level, config.deterministic],
+    }
+    return compile_cache.GraphStore(folder, surroundings)
 
 
 def _start_ascend(config: RuntimeConfig) -> None:

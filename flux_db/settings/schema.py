@@ -451,10 +451,10 @@ class RuntimeConfig:
     """Ask Ascend for the same bits in every run, which exact resuming needs. Its price is slower gradients of the
     attention and slower collectives; --no-deterministic saves that. The CPU computes the same bits in any case."""
     compile_cache: Literal["auto", "on", "off"] = "auto"
-    """Store the compiled training step, so that a later run or a resume with the same settings, sizes and versions
-    does not compile it again. The result is the same. auto: on Ascend, where compiling takes minutes."""
+    """Store what is compiled, so that a later run or a resume does not compile the same again; the result is the
+    same. auto is on. For other commands than the trainer, MS_COMPILER_CACHE_ENABLE=0 turns it off."""
     compile_cache_dir: str | None = None
-    """Folder for compiled training steps. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
+    """Folder for compiled graphs. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
     folder."""
     distributed: bool = False
     """Demand several devices: refused in a process that msrun did not start. Under msrun it need not be given."""

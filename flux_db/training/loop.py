@@ -180,7 +180,6 @@ class Loop:
     def _results(self) -> Iterator[Tensor]:
         """The step's result for every micro-batch, in order."""
         data = self.config.data
-        self.compiler.prepare()
         for i, batch in enumerate(prefetch(self.source, data.dataloader_num_workers)):
             inputs = tensors(batch)
             if self.compiler.demand(self.source.size(i), inputs) or i == 0:

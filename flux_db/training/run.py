@@ -58,7 +58,7 @@ def finish_encoding(
 
 def step_compiler(config: Config, runtime: Runtime, prepared: Prepared, training: Training) -> StepCompiler:
     blank = batch_source(config, training, _blank(config, prepared, training), prepared)
-    return StepCompiler(config, runtime, prepared.model, training.step, blank)
+    return StepCompiler(runtime, prepared.model, training.step, blank)
 
 
 def _blank(config: Config, prepared: Prepared, training: Training) -> BlankCache:

@@ -91,7 +91,7 @@ class HeldOut:
         was_training = self.transformer.training
         self.transformer.set_train(False)
         try:
-            with nullcontext() if self.compiled else stage("Compiling the validation loss"):
+            with nullcontext() if self.compiled else stage("Measuring the first validation loss"):
                 numbers = self.runtime.share(len(losses), even=self.even)
                 pooled = self.vectors.of(self.evaluations[number][0].prompt for number in numbers)
                 for number in numbers:
