@@ -2,12 +2,17 @@
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("GLOG_v", "3")
+# A shell ignores them for what it runs in the background, and every program that a test starts would inherit that.
+for _number, _action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _action)
 sys.path.insert(0, str(Path(__file__).parent))
 
 
