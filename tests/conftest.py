@@ -18,12 +18,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # The files that take longest, in this order; begun first, so that no worker ends with a long one by itself.
 LONGEST = """
-training/test_launch commands/test_trainer training/test_training graph/test_ascend_graph training/test_text_encoder
-test_full_disk parity/test_golden demo/test_quality training/test_survival training/test_concept_runs
-training/test_preservation training/test_int8_training doctor/test_doctor model/test_loading training/test_scoring
-training/test_prompt_options test_endings settings/test_inputs data/test_batches model/test_staleness
-model/test_compile_cache training/test_bases lora/test_using test_signals training/test_average run/test_checkpoint
-score/test_score_command test_train_step training/test_validation test_fuzz model/test_model_folder
+training/test_launch graph/test_ascend_graph commands/test_trainer parity/test_golden demo/test_quality
+training/test_training training/test_text_encoder training/test_preservation test_full_disk test_train_step
+doctor/test_doctor model/test_loading training/test_concept_runs training/test_int8_training model/test_compile_cache
+test_fuzz data/test_batches training/test_survival training/test_prompt_options settings/test_inputs test_endings
+score/test_score_command test_signals training/test_scoring training/test_lora_levers model/test_operators
+training/test_average model/test_lazy_mindone model/test_model_folder run/test_checkpoint model/test_staleness
+training/test_bases lora/test_using training/test_validation
 """
 
 

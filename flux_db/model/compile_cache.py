@@ -266,10 +266,6 @@ def install(store: GraphStore | None) -> None:
     _CellGraphExecutor._set_compile_cache_dep_files = _begin if store else _note_sources
 
 
-def installed() -> GraphStore | None:
-    return _installed
-
-
 def is_stored(cell: nn.Cell, inputs: Sequence[Any]) -> bool:
     """Whether compiling this cell for such inputs will load a stored graph."""
     return _installed is not None and _installed.holds(_installed.name(cell, inputs, {}))
