@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -118,33 +118,41 @@ class GraphStore:
     def compiling(self, name: str | None, hidden: Callable[[], list[str]]) -> Iterator[None]:
         """Load what is compiled in this block, or store it. `hidden` then names the graph's hidden parameters."""
         number = GraphStore._number
-        if name is None or number is None or not self._make_own():
+        if name is None or number is None or (is_stored := self._prepare(name, number)) is None:
             yield
             return
         GraphStore._number = None  # until it is known that MindSpore has counted
-        found = self._found(name, number)
         try:
-            if found is not None:
-                with self._loading(name, found, number):
-                    yield
-            else:
-                with _switched_on(self._own):
-                    yield
+            with self._removing(name) if is_stored else nullcontext(), _switched_on(self._own):
+                yield
+            if not is_stored:
                 self._keep(name, number, hidden())
             GraphStore._number = number + 1
         finally:
-            with suppress(OSError):
-                remove_leftover(self._own)
+            self._clear()
 
-    def _make_own(self) -> bool:
+    def _prepare(self, name: str, number: int) -> bool | None:
+        """Make MindSpore's folder, with the graph in it if it is stored; returns whether, or None if that failed."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._own.mkdir(mode=0o700, parents=True)
+            files = self._found(name, number)
+            for file in files or ():
+                place = self._own / renumbered(file.relative_to(self.root / name), number)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place)
+            if files:
+                os.utime(self.root / name)
+            return files is not None
         except OSError as error:
             say(f"warning: --compile_cache: {error.filename}: {error.strerror}; compiling without it")
             GraphStore._number = None
-            return False
-        return True
+            self._clear()
+            return None
+
+    def _clear(self) -> None:
+        with suppress(OSError):
+            remove_leftover(self._own)
 
     def _found(self, name: str, number: int) -> list[Path] | None:
         """The files of an entry that can be loaded as graph `number`; a damaged entry is removed."""
@@ -163,19 +171,14 @@ class GraphStore:
         return files if len(files) == 1 or _numbers(files) == {number} else None
 
     @contextmanager
-    def _loading(self, name: str, files: Sequence[Path], number: int) -> Iterator[None]:
-        entry = self.root / name
-        for file in files:
-            place = self._own / renumbered(file.relative_to(entry), number)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
-        with suppress(OSError):
-            os.utime(entry)
+    def _removing(self, name: str) -> Iterator[None]:
+        """Remove an entry that cannot be loaded in this block."""
         try:
-            with _switched_on(self._own):
-                yield
+            yield
         except Exception as error:
-            remove_folder(entry)
+            entry = self.root / name
+            with suppress(OSError):
+                remove_folder(entry)
             raise RunError(
                 f"--compile_cache: the stored graph in {entry} cannot be used and was removed"
                 f" ({type(error).__name__}); start again to compile it anew"

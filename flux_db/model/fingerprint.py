@@ -24,17 +24,10 @@ from mindspore import Parameter, Tensor, nn, ops
 # model was loaded from.
 _OUTSIDE = frozenset(
     {
-        *("_create_time", "hash_obj", "_id", "arguments_key", "current_phase", "_compile_cache", "_phase_cache"),
-        *("_phase", "_compile_phase", "_exist_objs", "_exist_names", "_lazy_construct_sig", "_compiled"),
-        *(
-            "_jit_graph_name",
-            "__parse_method__",
-            "__compile_cell_hook__",
-            "is_top_cell",
-            "_init_flag",
-            "_is_check_and_refresh",
-        ),
-        *("_has_mutable_args_list", "_cell_init_args"),
+        *("_create_time", "hash_obj", "_id", "_cell_init_args", "is_top_cell", "__parse_method__", "_init_flag"),
+        *("arguments_key", "current_phase", "_phase", "_phase_cache", "_compile_phase", "_compile_cache", "_compiled"),
+        *("_exist_objs", "_exist_names", "_lazy_construct_sig", "_jit_graph_name", "__compile_cell_hook__"),
+        *("_is_check_and_refresh", "_has_mutable_args_list"),
         *("_name_or_path", "name_or_path", "_commit_hash"),
     }
 )
@@ -113,10 +106,10 @@ class _Reader:
         return self._mapping({**own, "_scope": str(cell._scope).startswith("recompute_")})
 
     def _function(self, function: types.FunctionType) -> Any:
-        # by name only, unless it holds values: its source is part of a version, or of this program's sources
+        # by its place and what it holds: the source is part of a version, or of this program's sources
         held = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
-        given = [function.__defaults__, function.__kwdefaults__]
-        return [_name(function), self.read(held), [self.read(value) for value in given]]
+        place = [_name(function), function.__code__.co_firstlineno, _digest(function.__code__.co_code)]
+        return [*place, self.read(held), self.read(function.__defaults__), self.read(function.__kwdefaults__)]
 
     def _object(self, value: Any) -> Any:
         if hasattr(value, "__dict__"):

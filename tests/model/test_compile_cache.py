@@ -199,6 +199,19 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     assert "warning: --compile_cache" in capsys.readouterr().err
 
 
+def test_a_full_disk_is_a_warning(tmp_path, monkeypatch, capsys):
+    store_one(tmp_path)
+    begin_again()
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "graph")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with GraphStore(tmp_path, {}).compiling("key", none):
+        assert compile_cache.ENABLE not in os.environ
+    assert "No space left" in capsys.readouterr().err and visible(tmp_path) == ["key"]
+
+
 def test_mindspores_own_switch_is_refused(world, tmp_path):
     done = program.run(
         program.trainer(world.settings(tmp_path / "out")), env=program.environment(**{compile_cache.ENABLE: "1"})

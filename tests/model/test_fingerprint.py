@@ -95,6 +95,8 @@ VALUES = [
     ops.Softmax(1),
     scaled_by(1.0),
     scaled_by(2.0),
+    lambda x: x + 1,
+    lambda x: x - 1,
     functools.partial(scaled_by, 1.0),
     functools.partial(scaled_by, 2.0),
     nn.CellList([nn.Dense(2, 2)]),
