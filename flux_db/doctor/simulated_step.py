@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ def call_once(config: Config) -> None:
     it means nothing."""
     if lacks_class_images(config):
         raise UserError("--class_data_dir: the class pictures are not there yet; draw them first, by class-images")
-    place = runtime.start(config.runtime, alone=True)
+    # compiled for certain: MindSpore computes the memory while it compiles
+    place = runtime.start(replace(config.runtime, compile_cache="off"), alone=True)
     model = locate_checked(config)
     dataset, _ = read_dataset(config)
     training = build(config, place, model, dataset)
