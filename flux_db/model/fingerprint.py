@@ -100,9 +100,9 @@ class _Reader:
         return [[self.read(name), self.read(item)] for name, item in value.items() if name not in _OUTSIDE]
 
     def _cell(self, cell: nn.Cell) -> Any:
-        made_late = lambda name: name.startswith("_lazy_") or name == "_func_graph_flags"  # noqa: E731
-        own = {name: value for name, value in vars(cell).items() if not made_late(name) or value}
-        # the rest of the scope is the place in the network that was compiled first
+        # MindSpore makes these when it first asks for them; the rest of the scope is the place that was compiled first
+        late = ("_lazy_", "_func_graph_flags")
+        own = {name: value for name, value in vars(cell).items() if not name.startswith(late) or value}
         return self._mapping({**own, "_scope": str(cell._scope).startswith("recompute_")})
 
     def _function(self, function: types.FunctionType) -> Any:
