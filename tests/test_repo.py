@@ -45,7 +45,7 @@ PACKAGES = {
     "demo": "brush creatures things places world judge tiny_model pictures",
     "score": "samples measures prompts judged encoders embedded scorer runs",
     "training": "warm_start build class_pictures earlier resume scoring prepare snapshot failure checkpoints"
-    " text_vectors sample_rounds validation_loss early_stop validation compiling loop run worker_logs patient_msrun"
+    " text_vectors sample_rounds validation_loss early_stop validation compiling loop run patient_msrun worker_logs"
     " launch",
     "graph": "ir ascend_graph",
     "parity": "golden compare",

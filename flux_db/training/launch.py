@@ -215,7 +215,7 @@ class Supervisor:
         if not uploads and worker_logs.crashed_when_done(self.log_dir):
             say("note: MindSpore crashed while it shut down; the run was complete, and all its files are written")
             return 0
-        return worker_logs.report_failure(self.log_dir, self._ranks)
+        return worker_logs.report_failure(self.log_dir)
 
     def _environment(self, where: Devices) -> dict[str, str]:
         # msrun starts plain `python`
@@ -231,13 +231,11 @@ class Supervisor:
 
     def _watch(self, msrun: subprocess.Popen) -> None:
         """Wait for msrun, and help it to an end when its workers are gone."""
-        self._ranks: dict[int, int] = {}
         alone_since = None
         while msrun.poll() is None:
-            time.sleep(0.2 if self._ranks else 0.05)
-            workers = {p.pid: p.rank for p in _marked(self.mark) if p.role == "MS_WORKER" and p.parent == msrun.pid}
-            self._ranks |= workers
-            if workers or not self._ranks:
+            time.sleep(0.2)
+            workers = any(p.role == "MS_WORKER" and p.parent == msrun.pid for p in _marked(self.mark))
+            if workers or not worker_logs.ranks(self.log_dir):
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()

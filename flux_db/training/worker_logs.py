@@ -7,10 +7,11 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from flux_db.console import DONE, say
+from flux_db.training.patient_msrun import RANK_LINE
 
 MSRUN = "msrun.log"
 SHOWN_LINES = 15
@@ -74,14 +75,13 @@ def crashed_when_done(log_dir: Path) -> bool:
     return crashed and log.exists() and DONE in log.read_text(errors="replace").splitlines()
 
 
-def report_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
-    """Say which rank failed first and its last lines; returns its exit code. `ranks` has the rank of each process."""
+def report_failure(log_dir: Path) -> int:
+    """Say which rank failed first and its last lines; returns its exit code."""
     match = _first_failure(log_dir)
-    rank = ranks.get(int(match[1]), _rank_with_error(log_dir)) if match else None
-    code = int(match[2]) if match else 1
-    if rank is None:
+    if match is None:
         say(f"error: the launch failed; the output of msrun is in {log_dir / MSRUN}")
-        return 128 - code if code < 0 else code
+        return 1
+    rank, code = ranks(log_dir)[int(match[1])], int(match[2])
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     log = worker(log_dir, rank)
     say(f"\nerror: rank {rank} {how}, and the other ranks were stopped. Its last lines, from {log}:")
@@ -90,12 +90,10 @@ def report_failure(log_dir: Path, ranks: Mapping[int, int]) -> int:
     return 128 - code if code < 0 else code
 
 
-def _rank_with_error(log_dir: Path) -> int | None:
-    """For a worker that ended before it was seen: the rank whose log has an error."""
-    for path in sorted(log_dir.glob("worker_*.log")):
-        if re.search(r"(?m)^(error:|Traceback)", path.read_text(errors="replace")):
-            return int(path.stem.removeprefix("worker_"))
-    return None
+def ranks(log_dir: Path) -> dict[int, int]:
+    """The rank of each worker's process that msrun has started."""
+    line = RANK_LINE.format(process=r"(\d+)", rank=r"(\d+)")
+    return {int(process): int(rank) for process, rank in re.findall(line, _of_msrun(log_dir))}
 
 
 def has_failed(log_dir: Path) -> bool:
@@ -105,8 +103,11 @@ def has_failed(log_dir: Path) -> bool:
 
 def _first_failure(log_dir: Path) -> re.Match | None:
     """Process and exit code. msrun ends the others as soon as it has seen one fail, so the first line is the cause."""
-    text = (log_dir / MSRUN).read_text(errors="replace")
-    return re.search(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)", text)
+    return re.search(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)", _of_msrun(log_dir))
+
+
+def _of_msrun(log_dir: Path) -> str:
+    return (log_dir / MSRUN).read_text(errors="replace")
 
 
 def last_error(log: str) -> list[str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from flux_db.training.patient_msrun import PatientProcess  # noqa: E402
+
 WORKER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -35,10 +36,10 @@ time.sleep(300)
 """
 
 
-def start(log: Path, words: list[str], **variables: str) -> subprocess.Popen:
+def start(log: Path, words: list[str], **variables: str) -> PatientProcess:
     command = [sys.executable, "-c", WORKER, str(ROOT), *words]
     with log.open("wb") as file:
-        return subprocess.Popen(command, env=os.environ | variables, stdout=file, stderr=file, start_new_session=True)
+        return PatientProcess(command, env=os.environ | variables, stdout=file, stderr=file, start_new_session=True)
 
 
 def main() -> int:
@@ -52,7 +53,7 @@ def main() -> int:
         for rank in range(int(given["local_worker_num"]))
     ]
     while not (failed := [worker for worker in workers if worker.poll()]):
-        time.sleep(0.05)
+        pass
     print(
         f"[ERROR] Worker process {failed[0].pid} exit with exception. Error code: {failed[0].returncode}.", flush=True
     )

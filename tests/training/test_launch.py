@@ -305,17 +305,20 @@ def test_a_worker_that_said_nothing_yet_is_joining(tmp_path):
     assert not worker_logs.is_silent(tmp_path, 0)
 
 
-def test_a_worker_that_ended_before_it_was_seen_is_known_by_its_log(tmp_path, capsys):
-    (tmp_path / worker_logs.MSRUN).write_text("[ERROR] Worker process 77 exit with exception. Error code: 2.\n")
+def test_the_rank_that_failed_first_is_found_in_the_log_of_msrun(tmp_path, capsys):
     (tmp_path / "worker_0.log").write_text("all is well\n")
     (tmp_path / "worker_1.log").write_text("error: no such folder\n")
-    assert worker_logs.report_failure(tmp_path, {}) == 2
-    assert "rank 1 failed with exit code 2" in capsys.readouterr().err
-    (tmp_path / "worker_1.log").write_text("")
-    assert worker_logs.report_failure(tmp_path, {}) == 2
+    msrun = tmp_path / worker_logs.MSRUN
+    msrun.write_text("Worker process 76 has rank 0\nWorker process 77 has rank 1\n")
+    assert not worker_logs.has_failed(tmp_path)
+    with msrun.open("a") as log:
+        log.write("[ERROR] Worker process 77 exit with exception. Error code: 2.\n")
+    assert worker_logs.has_failed(tmp_path) and worker_logs.report_failure(tmp_path) == 2
+    shown = capsys.readouterr().err
+    assert "rank 1 failed with exit code 2" in shown and "error: no such folder" in shown
+    msrun.write_text("msrun: no such option\n")
+    assert worker_logs.report_failure(tmp_path) == 1
     assert worker_logs.MSRUN in capsys.readouterr().err
-    (tmp_path / worker_logs.MSRUN).write_text("")
-    assert worker_logs.report_failure(tmp_path, {}) == 1
 
 
 def test_logs_of_the_launch_before_are_kept(tmp_path):

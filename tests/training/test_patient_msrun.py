@@ -1,10 +1,12 @@
-"""msrun's waiting for its workers."""
+"""msrun's waiting for its workers, and their ranks in its log."""
 
+import os
 import sys
 import time
 
 import program
 
+from flux_db.training import worker_logs
 from flux_db.training.launch import MSRUN
 from flux_db.training.patient_msrun import PAUSE_SECONDS, PatientProcess
 
@@ -16,6 +18,14 @@ def test_waiting_for_a_worker_takes_no_core():
             asked += 1
     assert process.returncode == 3
     assert asked < 0.5 / PAUSE_SECONDS + 20 and time.process_time() - cpu < 0.2
+
+
+def test_a_worker_is_logged_with_its_rank(tmp_path, capsys):
+    for role in ("MS_SCHED", "MS_WORKER"):
+        with PatientProcess(["true"], env=os.environ | {"MS_ROLE": role, "RANK_ID": "3"}) as process:
+            process.wait()
+    (tmp_path / worker_logs.MSRUN).write_text(capsys.readouterr().out)
+    assert worker_logs.ranks(tmp_path) == {process.pid: 3}
 
 
 def test_the_launcher_starts_mindspores_msrun():
