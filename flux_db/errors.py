@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 
-from flux_db import early_interrupt, streams
+from flux_db import early_interrupt, garbage, streams
 from flux_db.console import printable, release, show_warning
 
 # EFBIG: what a limit on the size of files (ulimit -f) answers
@@ -51,6 +51,7 @@ def run_guarded(main: Callable[[], int | None], *, prints_results: bool = True) 
     2 for a UserError, 1 for a run that failed, 130 for Ctrl-C. `prints_results`: stdout is what the program is for, so
     that a stdout that cannot be written is a failure; a reader that has gone away is not.
     """
+    garbage.search_rarely()
     streams.guard()
     warnings.showwarning = show_warning
     code = _ending(main)

@@ -13,7 +13,9 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -29,8 +31,7 @@ _PACKAGES = (
 )
 _DEFER = "__defer__"
 _SLOW_READER = "transformers.utils.import_utils"
-# Imported by mindone and used by none of its models that this program uses; a quarter of a second.
-_WAITING = "scipy.stats"
+_LISTS_DISTRIBUTIONS = "mindone.diffusers.utils.import_utils"
 
 
 def install() -> bool:
@@ -40,24 +41,7 @@ def install() -> bool:
     if _version() != TRIED or any(package in sys.modules for package in _PACKAGES):
         return False
     sys.meta_path.insert(0, _Finder())
-    _import_when_used(_WAITING)
     return True
-
-
-def _import_when_used(name: str) -> None:
-    """In the place of a module one that imports it as soon as one of its names is asked for."""
-    if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
-        return
-    stand_in = ModuleType(name)
-    stand_in.__spec__ = spec
-
-    def find(attribute: str) -> Any:
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
-        return getattr(importlib.import_module(name), attribute)
-
-    stand_in.__getattr__ = find  # type: ignore[method-assign]
-    sys.modules[name] = stand_in
 
 
 def _version() -> str | None:
@@ -69,11 +53,11 @@ def _version() -> str | None:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if fullname not in (*_PACKAGES, _SLOW_READER):
+        if fullname not in _LOADERS:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = (_QuickReader if fullname == _SLOW_READER else _Loader)(spec.loader)
+            spec.loader = _LOADERS[fullname](spec.loader)
         return spec
 
 
@@ -89,6 +73,34 @@ class _QuickReader(Loader):
         read_whole = getattr(module, "fetch__all__", None)
         if read_whole is not None:
             module.fetch__all__ = lambda source: read_whole(source[source.rfind("\n__all__") + 1 :])
+
+
+class _Distributions(UserDict):
+    """Which distributions a package is from: asked of all that are installed, when the first one is looked up."""
+
+    def __init__(self) -> None:
+        pass  # no data yet
+
+    @cached_property
+    def data(self) -> Mapping[str, list[str]]:
+        return _packages_distributions()
+
+
+_packages_distributions = importlib.metadata.packages_distributions
+
+
+class _LateLister(Loader):
+    """mindone reads the file list of every installed distribution at its start, for packages that are not used here."""
+
+    def __init__(self, ordinary: SourceFileLoader) -> None:
+        self.ordinary = ordinary
+
+    def exec_module(self, module: ModuleType) -> None:
+        importlib.metadata.packages_distributions = _Distributions
+        try:
+            self.ordinary.exec_module(module)
+        finally:
+            importlib.metadata.packages_distributions = _packages_distributions
 
 
 class _Loader(Loader):
@@ -152,3 +164,6 @@ class _Deferred:
             if hasattr(module, name):
                 return getattr(module, name)
         raise AttributeError(f"module {self.package.__name__!r} has no attribute {name!r}")
+
+
+_LOADERS = dict.fromkeys(_PACKAGES, _Loader) | {_SLOW_READER: _QuickReader, _LISTS_DISTRIBUTIONS: _LateLister}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import resource
@@ -12,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import flux_db.model.late_scipy  # before MindSpore
+
+# isort: split
 import mindspore as ms
 import numpy as np
 import psutil
@@ -19,6 +21,7 @@ from mindspore import Tensor, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 import flux_db
+from flux_db import garbage
 from flux_db.console import say
 from flux_db.errors import UserError
 from flux_db.model import compile_cache, device, operators
@@ -118,8 +121,7 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
         operators.install(name)
     if compile_cache.is_on(config.compile_cache, os.environ):
         compile_cache.install(graph_store(config, facts, [name, rank, world_size]))
-    # MindSpore looks for garbage before every compilation; 200,000 objects of the imports are none
-    gc.freeze()
+    garbage.search_as_usual()
     if rank == 0:
         devices = f", {world_size} processes" if world_size > 1 else ""
         say(f"device {name} ({reason}), graph mode, precision {config.mixed_precision}{devices}")

@@ -49,3 +49,19 @@ def test_transformers_finds_the_same_names_in_less_text():
     )
     assert (quick[0], ordinary[0]) == ("<lambda>", "fetch__all__")
     assert quick[1:] == ordinary[1:] and int(quick[1]) > 1000
+
+
+DISTRIBUTIONS = """
+import importlib.metadata
+from flux_db.model import lazy_mindone
+lazy_mindone.install()
+from mindone.diffusers.utils import import_utils
+print(len(vars(import_utils._package_map)))
+print("PIL" in import_utils._package_map, import_utils._package_map == importlib.metadata.packages_distributions())
+print(import_utils._is_package_available("PIL", get_dist_name=True)[0])
+"""
+
+
+def test_mindone_looks_for_distributions_when_it_needs_one():
+    done = program.run([program.PYTHON, "-c", DISTRIBUTIONS])
+    assert done.stdout.split() == ["0", "True", "True", "True"], done.stderr
