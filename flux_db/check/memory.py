@@ -142,8 +142,8 @@ def _shapes(config: Config, folder: Path | None, part: str) -> Shapes | None:
 
 
 def _processes_here(devices: int) -> int:
-    told = os.environ.get(LOCAL_DEVICES, "")
-    return min(devices, int(told)) if re.fullmatch("[1-9][0-9]{0,5}", told) else devices
+    number = os.environ.get(LOCAL_DEVICES, "")
+    return min(devices, int(number)) if re.fullmatch("[1-9][0-9]{0,5}", number) else devices
 
 
 def _machine() -> Memory | None:

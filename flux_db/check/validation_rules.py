@@ -77,7 +77,7 @@ def _score_rules(config: Config) -> list[Rule]:
             steps is not None and any(networks.values()) and word_of(config) is None,
             "score_steps",
             f' {steps}: {setting_name(config, subject, "prompt")} "{subject.prompt}" has no rare word, such as sks,'
-            f" that tells samples of the subject from others; name it with {trigger}",
+            f" that distinguishes samples of the subject from others; name it with {trigger}",
             ("instance_prompt", "trigger_word", "class_prompt", "concepts"),
         ),
     ]

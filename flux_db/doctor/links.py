@@ -48,10 +48,10 @@ def measure(runtime: Runtime, megabytes: int) -> Row:
     seconds = (time.monotonic() - start) / ROUNDS
     differing = runtime.differing({"sum": cell(vector).asnumpy().tobytes(), "last": last.tobytes()})
     speed = megabytes / 1000 / seconds
-    told = f"{megabytes} MB over {runtime.world_size} devices in {seconds * 1000:.0f} ms, {speed:.2f} GB/s"
+    detail = f"{megabytes} MB over {runtime.world_size} devices in {seconds * 1000:.0f} ms, {speed:.2f} GB/s"
     if wrong or differing:
-        told += f"; {wrong} numbers wrong, {len(differing)} of 2 vectors not equal on all ranks"
-    return judged(CHECK, not wrong and not differing, told, "check the links: hccn_tool, and HCCL's log")
+        detail += f"; {wrong} numbers wrong, {len(differing)} of 2 vectors not equal on all ranks"
+    return judged(CHECK, not wrong and not differing, detail, "check the links: hccn_tool, and HCCL's log")
 
 
 def work(runtime: Runtime, megabytes: int, file: Path) -> None:

@@ -72,12 +72,12 @@ def device_processes(text: str) -> list[DeviceProcess]:
 
 
 def versions(found: Mapping[str, str]) -> Row:
-    told = ", ".join(f"{name} {version}" for name, version in found.items())
+    detail = ", ".join(f"{name} {version}" for name, version in found.items())
     wrong = [f"{name}=={version}" for name, version in PINNED.items() if found.get(name) != version]
     if not found.get("numpy", "").startswith("1."):
         wrong.append('"numpy<2"')
-    told += f", Python {platform.python_version()}"
-    return judged("versions", not wrong, told, f"{Path(sys.executable).name} -m pip install {' '.join(wrong)}")
+    detail += f", Python {platform.python_version()}"
+    return judged("versions", not wrong, detail, f"{Path(sys.executable).name} -m pip install {' '.join(wrong)}")
 
 
 def plugin(facts: AscendFacts) -> Row:
@@ -90,8 +90,8 @@ def plugin(facts: AscendFacts) -> Row:
         # without CANN and without an Ascend card this is a CPU machine, and nothing is broken
         return not_here(check, reason or "") if facts.devices == 0 and facts.cann is None else row
     warning = cann_warning(facts)
-    told = f"CANN {facts.cann or 'of unknown version'}; MindSpore accepts {', '.join(facts.accepted_cann)}"
-    return judged(check, warning is None, told, "install a CANN version that fits")
+    detail = f"CANN {facts.cann or 'of unknown version'}; MindSpore accepts {', '.join(facts.accepted_cann)}"
+    return judged(check, warning is None, detail, "install a CANN version that fits")
 
 
 def driver(facts: AscendFacts) -> Row:
@@ -103,9 +103,9 @@ def driver(facts: AscendFacts) -> Row:
 def hardware(facts: AscendFacts, found: AscendDevice | None) -> Row:
     if found is None:
         return not_here("device", why_no_ascend(facts) or "not used")
-    told = f"{found.name or found.soc}, {found.memory / GB:.0f} GB HBM, {facts.devices} in this machine"
+    detail = f"{found.name or found.soc}, {found.memory / GB:.0f} GB HBM, {facts.devices} in this machine"
     return judged(
-        "device", found.memory >= DEVICE_NEED * 0.9, told, "FLUX.1-dev needs 32 GB with --shard_base, or 64 GB"
+        "device", found.memory >= DEVICE_NEED * 0.9, detail, "FLUX.1-dev needs 32 GB with --shard_base, or 64 GB"
     )
 
 
@@ -115,19 +115,19 @@ def free_memory(found: AscendDevice | None, processes: list[DeviceProcess] | Non
     if found is None:
         return not_here(check, "no Ascend device in use")
     others = ", ".join(f"{p.name} (process {p.pid}, {p.megabytes} MB on device {p.device})" for p in processes or [])
-    told = f"{found.free / GB:.1f} of {found.memory / GB:.1f} GB" + (f"; in use by {others}" if others else "")
-    return judged(check, found.free >= FREE_SHARE * found.memory, told, "end the other processes, or set DEVICE_ID")
+    detail = f"{found.free / GB:.1f} of {found.memory / GB:.1f} GB" + (f"; in use by {others}" if others else "")
+    return judged(check, found.free >= FREE_SHARE * found.memory, detail, "end the other processes, or set DEVICE_ID")
 
 
 def host_memory(available: int, device: str) -> Row:
     need = HOST_NEED[device]
-    told = f"{available / GB:.1f} GB available; needed about {need / GB:.0f} GB for each process"
-    return judged("host memory", available >= need, told, "end other programs, or take a machine with more memory")
+    detail = f"{available / GB:.1f} GB available; needed about {need / GB:.0f} GB for each process"
+    return judged("host memory", available >= need, detail, "end other programs, or take a machine with more memory")
 
 
 def disk(free: int, folder: Path) -> Row:
-    told = f"{free / GB:.1f} GB free in {folder}"
-    return judged("disk", free >= DISK_NEED, told, "make room, or work in another folder")
+    detail = f"{free / GB:.1f} GB free in {folder}"
+    return judged("disk", free >= DISK_NEED, detail, "make room, or work in another folder")
 
 
 def check_all(facts: AscendFacts, device: str, found: AscendDevice | None) -> list[Row]:

@@ -154,11 +154,11 @@ def attention_at_head_size(device: str, precision: str) -> Row:
     wanted = attention_reference(*(rounded(array, precision) for array in arrays))
     errors = [relative_error(as_float32(f), w) for f, w in zip((out, *gradients), wanted, strict=True)]
     names = ("output", "dq", "dk", "dv")
-    told = "errors " + ", ".join(f"{name} {error:.1e}" for name, error in zip(names, errors, strict=True))
+    detail = "errors " + ", ".join(f"{name} {error:.1e}" for name, error in zip(names, errors, strict=True))
     return judged(
         f"attention, head {HEAD_SIZE}, {precision}",
         max(errors) <= TOLERANCE[precision],
-        told,
+        detail,
         "the attention kernel is wrong here: try another CANN version",
     )
 
@@ -191,10 +191,10 @@ def norm_and_gelu(device: str, precision: str) -> Row:
     wanted = given / np.sqrt((given**2).mean(-1, keepdims=True) + 1e-6) * factor
     inner = math.sqrt(2 / math.pi) * (given + 0.044715 * given**3)
     errors = relative_error(normed, wanted), relative_error(activated, 0.5 * given * (1 + np.tanh(inner)))
-    told = "errors RMSNorm {:.1e}, GELU {:.1e}".format(*errors)
+    detail = "errors RMSNorm {:.1e}, GELU {:.1e}".format(*errors)
     holds = max(errors) <= TOLERANCE[precision]
     return judged(
-        f"RMSNorm and GELU, {precision}", holds, told, "these kernels are wrong here: try another CANN version"
+        f"RMSNorm and GELU, {precision}", holds, detail, "these kernels are wrong here: try another CANN version"
     )
 
 
@@ -217,8 +217,8 @@ def dropout_mask() -> Row:
     cell = dropout.StepDropout(p, layer, parameter).set_train(True)
     kept = cell(Tensor(np.ones((2, 24, 256), np.float32))).asnumpy() != 0
     wrong = int((kept != dropout_reference(p, layer, key, 24, 256)).sum())
-    told = f"{wrong} of {kept.size} wrong, {kept.mean():.3f} kept"
-    return judged("dropout mask", wrong == 0, told, "do not use --lora_dropout here")
+    detail = f"{wrong} of {kept.size} wrong, {kept.mean():.3f} kept"
+    return judged("dropout mask", wrong == 0, detail, "do not use --lora_dropout here")
 
 
 class Buckets(nn.Cell):
@@ -268,8 +268,8 @@ def sums_twice() -> Row:
     x = Tensor(draw(2_000_000))
     cell = FixedSum(2_000_000)
     sums = {cell(x).asnumpy().tobytes() for _ in range(4)}
-    told = "the same bits" if len(sums) == 1 else f"{len(sums)} different results"
-    return judged("sum, four times", len(sums) == 1, told, "use --deterministic, or runs cannot be resumed exactly")
+    detail = "the same bits" if len(sums) == 1 else f"{len(sums)} different results"
+    return judged("sum, four times", len(sums) == 1, detail, "use --deterministic, or runs cannot be resumed exactly")
 
 
 def check_all(runtime: Runtime) -> list[Row]:

@@ -114,17 +114,17 @@ def train(runtime: Runtime, model: Path, precision: str, *, recompute: bool) -> 
 def compare(check: str, precision: str, kept: Trained, recomputed: Trained) -> Row:
     start = np.abs(kept.weights).max()
     apart = float(np.abs(kept.weights - recomputed.weights).max() / start)
-    told = f"losses {', '.join(f'{loss:.4f}' for loss in recomputed.losses)}; weights apart by {apart:.1e}"
+    detail = f"losses {', '.join(f'{loss:.4f}' for loss in recomputed.losses)}; weights apart by {apart:.1e}"
     holds = all(np.isfinite(recomputed.losses)) and apart <= TOLERANCE[precision]
-    return judged(check, bool(holds), told, "--gradient_checkpointing changes the result here: train without it")
+    return judged(check, bool(holds), detail, "--gradient_checkpointing changes the result here: train without it")
 
 
 def memory(kept: Trained, recomputed: Trained) -> Row:
     check = "memory saved by recomputing"
     if not kept.memory:
         return not_here(check, "the CPU backend reports no memory")
-    told = f"{kept.memory / 1e6:.0f} MB without, {recomputed.memory / 1e6:.0f} MB with"
-    return judged(check, recomputed.memory < kept.memory, told, "recomputation saves nothing here")
+    detail = f"{kept.memory / 1e6:.0f} MB without, {recomputed.memory / 1e6:.0f} MB with"
+    return judged(check, recomputed.memory < kept.memory, detail, "recomputation saves nothing here")
 
 
 def check_all(runtime: Runtime) -> list[Row]:

@@ -33,5 +33,5 @@ def as_text(rows: Sequence[Row], device: str) -> str:
             lines.append(f"{'':{width}}  {'':8}  -> {row.advice}")
     counts = {status: sum(row.status == status for row in rows) for status in ("pass", "fail", "not here")}
     ending = "This machine can train" if is_healthy(rows) else "This machine is not ready to train"
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return "\n".join([*lines, "", f"{ending} on {device}: {told}."])
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return "\n".join([*lines, "", f"{ending} on {device}: {summary}."])

@@ -55,7 +55,7 @@ def _product(per_token, per_channel, shape):
 @ops.constexpr
 def _layer_constants(layer, tokens, channels):
     key_factor, token_factor, addend = layer_table(layer)
-    # what does not hang on the key, [tokens, NUMBERS], reduced already
+    # what does not depend on the key, [tokens, NUMBERS], reduced already
     per_token = (token_table(tokens) * token_factor + addend) % MODULUS
     return Tensor(key_factor), Tensor(per_token.astype(np.float32)), *map(Tensor, channel_table(channels))
 

@@ -1,7 +1,7 @@
 """scipy, imported when it is used: MindSpore and mindone import it at their start for what this program never calls.
 
 Import this before MindSpore. Until somebody uses one of its names, scipy and its packages are empty modules whose names
-stand for what will be there; the first use imports the real ones.
+are placeholders; the first use of one imports the real scipy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "scipy"
 
 
 class _Late:
-    """What a name of scipy stands for, before scipy is imported."""
+    """A placeholder for a name of scipy, before scipy is imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self._place = module, name

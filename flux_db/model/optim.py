@@ -50,8 +50,8 @@ class SecondPart(NamedTuple):
 class FixedSum(nn.Cell):
     """The sum of a vector, first in rows and then of the rows: the same bits every time.
 
-    MindSpore's CPU kernel shares one long vector out among threads, now so and now so. The last bit of the gradient's
-    norm then changes from run to run and from rank to rank, and by clipping reaches the weights.
+    MindSpore's CPU kernel divides one long vector among threads, not always in the same way. The last bit of the
+    gradient's norm then changes from run to run and from rank to rank, and by clipping reaches the weights.
     """
 
     def __init__(self, length: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 # Latents along a side, of a tile and of what it shares with the next one; 512 and 128 px with FLUX.1's VAE.
 TILE, OVERLAP = 64, 16
 
-# Pictures with more pixels are decoded in tiles, unless told otherwise.
+# Pictures with more pixels are decoded in tiles, unless a flag says otherwise.
 LARGEST_WHOLE = 1024 * 1024
 
 

@@ -186,7 +186,7 @@ def max_abs_error(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(got.astype(np.float64) - wanted).max())
 
 
-def furthest_relative(got: np.ndarray, wanted: np.ndarray) -> float:
+def max_relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(got.astype(np.float64) / wanted - 1.0).max())
 
 
@@ -199,13 +199,13 @@ MEASURES: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
     "transformer, no guidance": ("transformer.schnell", max_abs_error),
     "transformer with LoRA": ("transformer.lora", max_abs_error),
     "transformer, head size 128": ("transformer.wide", max_abs_error),
-    "loss, 20 cases": ("losses", furthest_relative),
-    "gradient norm, 20 steps": ("adamw.norm", furthest_relative),
-    "AdamW loss, 20 steps": ("adamw.loss", furthest_relative),
+    "loss, 20 cases": ("losses", max_relative_error),
+    "gradient norm, 20 steps": ("adamw.norm", max_relative_error),
+    "AdamW loss, 20 steps": ("adamw.loss", max_relative_error),
     "picture, 4 steps": ("picture", max_abs_error),
     "CLIP pooled with LoRA": ("clip.lora", max_abs_error),
-    "gradient norm, CLIP trained": ("clip.adamw.norm", furthest_relative),
-    "AdamW loss, CLIP trained": ("clip.adamw.loss", furthest_relative),
+    "gradient norm, CLIP trained": ("clip.adamw.norm", max_relative_error),
+    "AdamW loss, CLIP trained": ("clip.adamw.loss", max_relative_error),
     "picture, LoRA of CLIP": ("clip.picture", max_abs_error),
 }
 """Quantity: the array, and how its distance from the reference is measured."""

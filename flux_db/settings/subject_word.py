@@ -14,7 +14,7 @@ _ARTICLES = frozenset({"a", "an", "the"})
 
 
 def subject_word(prompt: str, trigger_word: str | None = None, class_prompt: str | None = None) -> str | None:
-    """The subject's word; None if it cannot be told from the others.
+    """The subject's word; None if it cannot be distinguished from the others.
 
     It is the rare word of --trigger_word, or all of that; otherwise the one word of the instance prompt that the class
     prompt lacks; otherwise its rare word.

@@ -45,8 +45,8 @@ class StepCompiler:
         is_stored = compile_cache.is_stored(self.step, inputs)
         what = ("Loading the compiled" if is_stored else "Compiling the") + " training step"
         text = what + (f" for {size}" if several else "")
-        if not is_stored and (told := expected_time(block_count(self.model), self.runtime.device)):
-            text += f", which takes {told}"
+        if not is_stored and (duration := expected_time(block_count(self.model), self.runtime.device)):
+            text += f", which takes {duration}"
         with stage(text):
             self.step.compile(*inputs)
         give_back_memory()

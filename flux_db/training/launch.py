@@ -221,8 +221,8 @@ class Supervisor:
         # msrun starts plain `python`
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         patience = PATIENCE | ({} if where.nodes > 1 else ONE_SERVER_PATIENCE)
-        told = {MARK: self.mark, COMMAND: launched_as(where), LOCAL_DEVICES: str(where.devices)}
-        return {**patience, **child.environment(PATH=path, **told)}
+        given = {MARK: self.mark, COMMAND: launched_as(where), LOCAL_DEVICES: str(where.devices)}
+        return {**patience, **child.environment(PATH=path, **given)}
 
     def _wait(self, process: subprocess.Popen) -> int:
         if self.signal:  # it came before the process was there

@@ -33,7 +33,7 @@ class Expect:
 
 
 def refused(*names: str) -> Expect:
-    """A mistake of the user, told in a line that holds one of the names."""
+    """A mistake of the user, reported in a line that holds one of the names."""
     return Expect(codes=(2,), names=names)
 
 
@@ -47,7 +47,7 @@ def either(*names: str, look: Look | None = None) -> Expect:
 
 
 def unwritable(*names: str) -> Expect:
-    """What was asked for could not be written: a mistake, or a run that failed; told in a line all the same."""
+    """What was asked for could not be written: a mistake, or a run that failed; reported in a line all the same."""
     return Expect(codes=(1, 2), names=names)
 
 

@@ -41,7 +41,7 @@ def page_is_harmless(file: str) -> Look:
             return f"{file} was not written"
         text = (case / file).read_text(encoding="utf-8", errors="replace")
         if hostile.SECRET in text:
-            return f"{file} tells a secret"
+            return f"{file} holds a secret"
         return f"{file} has markup from a file in it" if hostile.MARKUP[:17] in text else None
 
     return look

@@ -1,4 +1,4 @@
-"""The measures by plain loops on known features, and the word that tells samples of the subject from others."""
+"""The measures by plain loops on known features, and the word that distinguishes samples of the subject."""
 
 import math
 

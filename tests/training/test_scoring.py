@@ -242,8 +242,8 @@ def test_the_judge_refuses_what_it_does_not_know_before_training(world, tmp_path
         ({"score_clip": "c"}, "--score_clip c: needs --score_steps; add that or leave --score_clip out"),
         (
             {"score_steps": 5, "validation_prompt": ["a"], "score_dino": "d", "instance_prompt": "a dog"},
-            '--score_steps 5: --instance_prompt "a dog" has no rare word, such as sks, that tells samples of the'
-            " subject from others; name it with --trigger_word",
+            '--score_steps 5: --instance_prompt "a dog" has no rare word, such as sks, that distinguishes samples of'
+            " the subject from others; name it with --trigger_word",
         ),
     ],
 )
