@@ -26,7 +26,7 @@ import numpy as np
 from bench_load import write_wide_model
 from bench_step import peak_memory
 from safetensors.numpy import load_file, save_file
-from small_run import BARE, LORA_FILE, ROOT, flag_words
+from small_run import LORA_FILE, ROOT, bare, flag_words
 
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.demo.tiny_model import write_tiny_model
@@ -184,7 +184,10 @@ def train(folder: Path, name: str, model: Path, **changes: object) -> Path:
     output = Path(settings["output_dir"])
     output.parent.mkdir(exist_ok=True)
     words = [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *flag_words(settings)]
-    with (folder / "log").open("w+") as log, subprocess.Popen(words, cwd=ROOT, env=BARE, stdout=log, stderr=log) as job:
+    with (
+        (folder / "log").open("w+") as log,
+        subprocess.Popen(words, cwd=ROOT, env=bare(), stdout=log, stderr=log) as job,
+    ):
         peak = 0
         while job.poll() is None:
             peak = max(peak, peak_memory(job.pid))

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_step import peak_memory
-from small_run import BARE, ROOT, flag_words
+from small_run import ROOT, bare, flag_words
 
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.demo.tiny_model import draw_all, json_bytes, write_tiny_model
@@ -147,7 +147,7 @@ class Bench:
         settings = self.settings(f"theirs-{number}") | {"cache_latents": True, "lr_warmup_steps": 0}
         stand_in = str(ROOT / "scripts/torchvision_stand_in")
         # without HF_HUB_OFFLINE, under which its last lines find no LoRA in a folder; nothing of it asks the hub
-        environment = BARE | {"PYTHONPATH": stand_in, "TQDM_MININTERVAL": "0"}
+        environment = bare() | {"PYTHONPATH": stand_in, "TQDM_MININTERVAL": "0"}
         words = [str(self.given.torch_python), str(self.given.diffusers_script), *flag_words(settings)]
         if self.given.diffusers_script is None:
             words = [*torch_run(self.given, "train"), *(str(self.folder / n) for n in ("model", "pictures", "theirs"))]
@@ -170,7 +170,7 @@ class Bench:
         watch = threading.Thread(target=lambda: seen.append(first_line(metrics, start)), daemon=True)
         watch.start()
         words = [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *flag_words(settings)]
-        wall, peak, _ = run(words, BARE, read_nothing)
+        wall, peak, _ = run(words, bare(), read_nothing)
         watch.join(timeout=5)
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
         return Figures(
@@ -214,7 +214,7 @@ def sampling(given: argparse.Namespace) -> Iterator[str]:
         theirs = [*torch_run(given, "sample"), str(model), "--steps", str(DENOISING), "--pictures", str(PICTURES)]
         for _ in range(given.rounds):
             for key, words in (("diffusers", theirs), ("here", ours)):
-                done = subprocess.run(words, cwd=ROOT, env=BARE, capture_output=True, text=True, check=True)
+                done = subprocess.run(words, cwd=ROOT, env=bare(), capture_output=True, text=True, check=True)
                 found[key].append([float(line) for line in done.stdout.split()[-2:]])
     yield f"\n{PICTURES} pictures of {SIDE} px in {DENOISING} steps; median (least-most) of {given.rounds} rounds\n"
     yield "| | diffusers | here | ratio |\n|---|---|---|---|"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from small_run import BARE, LORA_FILE, ROOT, flag_words
+from small_run import LORA_FILE, ROOT, bare, flag_words
 
 from flux_db.demo.pictures import draw_picture, png_bytes, scene, write_demo_pictures
 from flux_db.demo.tiny_model import write_once, write_tiny_model
@@ -171,7 +171,7 @@ class Bench:
         if row.concepts:
             settings["concepts"] = self.concepts_file(row.concepts)
             del settings["instance_data_dir"], settings["instance_prompt"]
-        return [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *flag_words(settings)], BARE
+        return [sys.executable, str(ROOT / "train_dreambooth_lora_flux.py"), *flag_words(settings)], bare()
 
     def concepts_file(self, subjects: Sequence[str]) -> Path:
         """`--concepts`, with the dog's pictures and captions as everywhere."""
@@ -216,7 +216,7 @@ class Bench:
         del settings["validation_steps"]
         search = f"{ROOT / 'scripts/torchvision_stand_in'}"
         words = [str(self.given.torch_python), str(self.given.diffusers_script), *flag_words(settings)]
-        yield words, BARE | {"PYTHONPATH": search}
+        yield words, bare() | {"PYTHONPATH": search}
         drawing = {
             "model": self.model,
             "lora": output,
@@ -230,7 +230,7 @@ class Bench:
             "prompts_file": self.work / "prompts.txt",
             "output": self.final_samples("diffusers", seed),
         }
-        yield [sys.executable, "-m", "flux_db", "generate", *flag_words(drawing)], BARE
+        yield [sys.executable, "-m", "flux_db", "generate", *flag_words(drawing)], bare()
 
     def final_samples(self, name: str, seed: int) -> Path:
         row = ROWS[name]

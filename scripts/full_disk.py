@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from small_run import BARE, keep_one_block, lora_bytes, metrics, trainer, write_inputs
+from small_run import bare, keep_one_block, lora_bytes, metrics, trainer, write_inputs
 
 from flux_db.atomic import leftovers
 from flux_db.run import checkpoint
@@ -169,7 +169,7 @@ class FullDisk:
 
         return subprocess.run(
             words,
-            env=BARE,
+            env=bare(),
             timeout=SECONDS,
             preexec_fn=refuse_large_files,
             capture_output=True,

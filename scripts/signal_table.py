@@ -10,7 +10,6 @@ seconds until the end, the status in train_state.json, the newest checkpoint, an
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
+from small_run import bare
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -39,7 +39,6 @@ from flux_db.run.status import read_status  # noqa: E402
 STEPS = 30
 CHILDREN_END_WITHIN = 5
 LORA = "pytorch_lora_weights.safetensors"
-BARE = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def try_signal(folder: Path, phase: Phase, number: signal.Signals, variables: di
     log = folder / "log"
     with log.open("wb") as file:
         words = command(folder, phase.settings)
-        run = Run(subprocess.Popen(words, env=BARE | variables, stdout=file, stderr=file), folder / "out", log)
+        run = Run(subprocess.Popen(words, env=bare() | variables, stdout=file, stderr=file), folder / "out", log)
     while not phase.reached(run):
         if run.process.poll() is not None:
             raise RuntimeError(f"the run ended too early:\n{run.text[-3000:]}")
@@ -183,7 +182,7 @@ def main() -> int:
         write_tiny_model(folder / "model", "tiny")
         write_demo_pictures(folder / "pictures", count=3, size=64)
         write_demo_pictures(folder / "many", count=200, size=512)
-        subprocess.run(command(folder, {"max_train_steps": 1}), env=BARE, check=True, capture_output=True)
+        subprocess.run(command(folder, {"max_train_steps": 1}), env=bare(), check=True, capture_output=True)
         for phase in phases:
             cells = [try_signal(folder, PHASES[phase], number, variables) for number in SIGNALS]
             print(f"| {phase} |", " | ".join(cells), "|", flush=True)

@@ -17,10 +17,13 @@ sys.path.insert(0, str(ROOT))
 from flux_db.demo.pictures import write_demo_pictures  # noqa: E402  a script finds its package beside it
 from flux_db.demo.tiny_model import write_tiny_model  # noqa: E402
 
-# MindSpore changes the C environment of a process that imports it, so nothing else is passed on.
-BARE = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 LORA_FILE = "pytorch_lora_weights.safetensors"
 VARYING = ("seconds", "memory_mb")
+
+
+def bare() -> dict[str, str]:
+    """PATH, HOME and LANG: MindSpore changes the C environment of a process that imports it."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
 def write_inputs(folder: Path) -> None:

@@ -46,6 +46,7 @@ def _home_of_the_programs(tmp_path_factory):
     own = tmp_path_factory.getbasetemp()
     program.HOME = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "home"
     program.HOME.mkdir(exist_ok=True)
+    os.environ["HOME"] = str(program.HOME)  # for the scripts that tests call
 
 
 @pytest.fixture(scope="session")

@@ -192,7 +192,7 @@ def test_a_base_spread_over_the_devices_trains_the_same(world, single, tmp_path)
 
 def test_nan_on_one_rank_skips_all_and_other_weights_end_the_run(world, tmp_path):
     output = tmp_path / "run"
-    settings = world.settings(output, **QUICK | {"max_train_steps": 10, "checkpointing_steps": 4})
+    settings = world.settings(output, train_batch_size=2, **QUICK | {"max_train_steps": 10, "checkpointing_steps": 4})
     process = start_wrong(settings, "nan_in_step_two_and_other_weights_after_step_three")
     text = finish(process)
     assert process.returncode == 1, text[-3000:]
