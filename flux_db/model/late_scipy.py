@@ -48,8 +48,10 @@ class _EmptyModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         def find(name: str) -> Any:
-            if name.startswith("__"):  # its file, its version: for whoever asks for that
+            if name in ("__version__", "__all__"):
                 return getattr(_import_really(module.__name__), name)
+            if name.startswith("__"):  # looked for in every module by those who go through them all, such as inspect
+                raise AttributeError(name)
             return _Late(module.__name__, name)
 
         module.__getattr__ = find  # type: ignore[method-assign]
