@@ -184,11 +184,12 @@ def test_yaml_may_hold_the_required_settings(write_yaml):
         ("validation_prompt: [one, two]", "validation_prompt", ["one", "two"]),
         ("validation_epochs: null", "validation_epochs", 50),
         ("random_flip: yes", "random_flip", True),
-        ("output_dir: ~/runs", "output_dir", os.path.expanduser("~/runs")),
+        ("output_dir: ~/runs", "output_dir", "/home/rex/runs"),
         ("", "rank", 16),
     ],
 )
-def test_what_people_write_in_yaml(write_yaml, line, name, value):
+def test_what_people_write_in_yaml(write_yaml, monkeypatch, line, name, value):
+    monkeypatch.setenv("HOME", "/home/rex")
     read = to_flat_dict(parse("--config", write_yaml(line)))[name]
     assert read == value and type(read) is type(value)
 
