@@ -22,7 +22,7 @@ VARYING = ("seconds", "memory_mb")
 
 
 def bare() -> dict[str, str]:
-    """PATH, HOME and LANG: MindSpore changes the C environment of a process that imports it."""
+    """PATH, HOME and LANG alone: MindSpore changes the C environment of a process that imports it."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
