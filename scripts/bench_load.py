@@ -179,9 +179,12 @@ def load_by_us(folder: Path, stored: str, precision: str) -> dict[str, float]:
 
 def shard_by_mindone(folder: Path, stored: str, precision: str) -> dict[str, float]:
     runtime = start(precision)
+    import mindspore as ms
     from mindone.diffusers import FluxTransformer2DModel
     from mindone.trainers.zero import prepare_network
     from mindspore.communication import GlobalComm
+
+    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL)  # or it splits nothing
 
     def load(model: Path) -> object:
         part = str(model / "transformer")

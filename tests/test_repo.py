@@ -26,14 +26,15 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "early_interrupt garbage size step_inputs problem console progress files output_folder plain_json plain_yaml"
-    " png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
+    "": "early_interrupt garbage releases size step_inputs problem console progress files output_folder plain_json"
+    " plain_yaml png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
     " preserved command_line resume_rules secrets",
     "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
-    " vae_tiles scoring_folder identity device late_scipy lazy_mindone quiet repeated_calls fingerprint compile_cache"
-    " formulations int8_linear cpu_layers device_kernels dinov2 operators runtime empty_network"
-    " gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder sampler",
+    " vae_tiles scoring_folder identity device late_scipy lazy_mindone quiet repeated_calls fingerprint compile_hook"
+    " compile_watch compile_cache cpu_conv formulations int8_linear cpu_layers device_kernels dinov2 operators runtime"
+    " empty_network gathered_linear sharding filling loading flow optim dropout preservation adapter text_encoder"
+    " sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode blank_cache batches",
     "check": "folders concepts rule bounds picture_rules training_rules validation_rules values peer_notes model"

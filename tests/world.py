@@ -114,11 +114,11 @@ def stored_graphs():
 
     folder = compile_cache.default_folder({"XDG_CACHE_HOME": str(program.HOME / ".cache")})
     store = runtime.graph_store(RuntimeConfig(compile_cache_dir=str(folder)), device.ascend_facts(), ["CPU", 0, 1])
-    compile_cache.install(store)
+    compile_cache.use(store)
     try:
         yield
     finally:
-        compile_cache.install(None)
+        compile_cache.use(None)
 
 
 def _train(config: Config, stop=None, *, compile_anew: bool = False) -> int:

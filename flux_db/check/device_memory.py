@@ -190,16 +190,15 @@ def _resident(config: Config, model: Model, devices: int) -> Iterator[tuple[str,
 def transformer_bytes(config: Config, shapes: Shapes, devices: int) -> int:
     """What one process keeps of the transformer's weights."""
     share = Share(0, devices if config.runtime.shard_base else 1)
-    return sum(_tensor_bytes(config, name, shape, share, shapes) for name, shape in shapes.items())
+    return sum(_tensor_bytes(config, name, shape, share) for name, shape in shapes.items())
 
 
-def _tensor_bytes(config: Config, name: str, shape: tuple[int, ...], share: Share, shapes: Shapes) -> int:
+def _tensor_bytes(config: Config, name: str, shape: tuple[int, ...], share: Share) -> int:
     item = ITEM_BYTES[config.runtime.mixed_precision]
-    is_linear = len(shapes[f"{name.rpartition('.')[0]}.weight"]) == 2
-    size = math.prod(shape) * item
+    parts = share.count if len(shape) == 2 and share.divides(shape) else 1  # vectors stay whole
     if is_int8(config) and int8.is_matrix(name, shape):
-        size = math.prod(shape) + shape[0] * item
-    return size // (share.count if is_linear and share.divides(shape) else 1)
+        return math.prod(shape) // parts + shape[0] * item
+    return math.prod(shape) * item // parts
 
 
 def trained_parameters(config: Config, model: Model) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from flux_db import releases
 from flux_db.check.rule import Rule, broken
 from flux_db.errors import did_you_mean
 from flux_db.problem import Problem
@@ -153,7 +154,7 @@ def _text_encoder_problems(config: Config) -> list[Problem]:
 
 def _device_problems(config: Config) -> list[Problem]:
     runtime, accumulated = config.runtime, config.optim.gradient_accumulation_steps
-    on_cpu = runtime.device == "CPU"
+    on_cpu, mindspore = runtime.device == "CPU", releases.installed()
     found = broken(
         Rule(
             recomputed(config) is None,
@@ -171,6 +172,12 @@ def _device_problems(config: Config) -> list[Problem]:
             "jit_level",
             f" O2: not with --gradient_accumulation_steps {accumulated}, whose graph branches; use O1",
             ("gradient_accumulation_steps", "device"),
+        ),
+        Rule(
+            not on_cpu and runtime.jit_level == "O2" and not releases.documents_o2(mindspore),
+            "jit_level",
+            f" O2: MindSpore {mindspore} is about to remove it (from 2.9 on); use O1",
+            ("device",),
         ),
         Rule(
             runtime.compile_cache == "off" and runtime.compile_cache_dir is not None,

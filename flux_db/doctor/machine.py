@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import psutil
 
+from flux_db import releases
 from flux_db.doctor.result import Row, judged, not_here
+from flux_db.model import cpu_conv
 from flux_db.model.device import AscendDevice, AscendFacts, cann_warning, first_line, why_no_ascend
 
-# As pyproject.toml pins them.
-PINNED = {"mindspore": "2.7.1", "mindone": "0.5.0", "transformers": "4.57.1"}
+# As pyproject.toml pins them; of MindSpore it has a range.
+PINNED = {"mindone": releases.MINDONE, "transformers": "4.57.1"}
 GB = 2**30
 # FLUX.1-dev in bf16 on one device: the transformer, and one file of its weights while it is loaded.
 HOST_NEED = {"Ascend": 34 * GB, "CPU": 2 * GB}
@@ -43,7 +45,7 @@ class DeviceProcess(NamedTuple):
 
 def installed() -> dict[str, str]:
     found = {}
-    for name in (*PINNED, "numpy"):
+    for name in ("mindspore", *PINNED, "numpy"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -74,10 +76,14 @@ def device_processes(text: str) -> list[DeviceProcess]:
 def versions(found: Mapping[str, str]) -> Row:
     detail = ", ".join(f"{name} {version}" for name, version in found.items())
     wrong = [f"{name}=={version}" for name, version in PINNED.items() if found.get(name) != version]
+    mindspore = found["mindspore"]
+    if releases.numbers(mindspore) < releases.numbers(releases.TRIED[0]):
+        wrong.insert(0, f"mindspore=={releases.TRIED[-1]}")
     if not found.get("numpy", "").startswith("1."):
         wrong.append('"numpy<2"')
     detail += f", Python {platform.python_version()}"
-    return judged("versions", not wrong, detail, f"{Path(sys.executable).name} -m pip install {' '.join(wrong)}")
+    row = judged("versions", not wrong, detail, f"{Path(sys.executable).name} -m pip install {' '.join(wrong)}")
+    return row if wrong else row._replace(advice=releases.warning(mindspore) or "")
 
 
 def plugin(facts: AscendFacts) -> Row:
@@ -97,7 +103,15 @@ def plugin(facts: AscendFacts) -> Row:
 def driver(facts: AscendFacts) -> Row:
     if facts.driver is None and facts.devices == 0:
         return not_here("Ascend driver", "not installed")
-    return judged("Ascend driver", facts.driver is not None, facts.driver or "not found", "install the driver")
+    row = judged("Ascend driver", facts.driver is not None, facts.driver or "not found", "install the driver")
+    return row if facts.driver is None else row._replace(advice=releases.driver_warning(facts.cann, facts.driver) or "")
+
+
+def convolution(device: str) -> Row:
+    """Which form of Conv2d the VAE gets."""
+    if device != "CPU":
+        return not_here("Conv2d", "mindone's own operator on Ascend")
+    return Row("Conv2d", "pass", cpu_conv.chosen()[1])
 
 
 def hardware(facts: AscendFacts, found: AscendDevice | None) -> Row:
@@ -139,6 +153,7 @@ def check_all(facts: AscendFacts, device: str, found: AscendDevice | None) -> li
         plugin(facts),
         driver(facts),
         hardware(facts, found),
+        convolution(device),
         free_memory(found, processes),
         host_memory(psutil.virtual_memory().available, device),
         disk(shutil.disk_usage(folder).free, folder),

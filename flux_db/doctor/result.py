@@ -18,7 +18,7 @@ class Row(NamedTuple):
     status: Status
     found: str
     advice: str = ""
-    """What to do about a failure."""
+    """What to do about a failure; with `pass`, a warning."""
     seconds: float = 0.0
 
 

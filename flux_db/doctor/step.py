@@ -101,13 +101,13 @@ def train(runtime: Runtime, model: Path, precision: str, *, recompute: bool) -> 
     step = TrainStepForFluxDevDB(transformer, optimizer, settings, loss_scaler=scaler, dropout_key=key).set_train(True)
     on_ascend = runtime.device == "Ascend"
     if on_ascend:
-        ms.hal.reset_max_memory_allocated()
+        ms.runtime.reset_max_memory_allocated()
     results = [step(*(Tensor(column) for column in batch(n).given)).asnumpy() for n in range(MICRO_STEPS)]
     losses = [float(result[0]) for n, result in enumerate(results) if n % ACCUMULATION == ACCUMULATION - 1]
     return Trained(
         losses,
         np.concatenate([value.reshape(-1) for value in optimizer.values()]),
-        ms.hal.max_memory_allocated() if on_ascend else 0,
+        ms.runtime.max_memory_allocated() if on_ascend else 0,
     )
 
 

@@ -344,44 +344,33 @@ def _for_ascend(build: Any) -> Iterator[Any]:
 @contextmanager
 def _pretended_devices(count: int) -> Iterator[None]:
     """Collectives are built as if `count` processes had joined."""
-    from mindone.models.modules.parallel import dense, param_wrapper
-    from mindone.trainers import zero
     from mindspore.ops.operations import comm_ops
 
-    pretended = {
-        "get_group_size": lambda *_, **__: count,
-        "get_rank": lambda *_, **__: 0,
-        "_get_parallel_mode": lambda: ms.ParallelMode.DATA_PARALLEL,
-    }
-    changed = [
-        (module, name, getattr(module, name))
-        for module in (comm_ops, dense, param_wrapper, zero)
-        for name in (pretended if count > 1 else ())
-        if hasattr(module, name)
-    ]
+    pretended = {"get_group_size": lambda *_, **__: count, "get_rank": lambda *_, **__: 0} if count > 1 else {}
+    originals = {name: getattr(comm_ops, name) for name in pretended}
     try:
-        for module, name, _ in changed:
-            setattr(module, name, pretended[name])
+        vars(comm_ops).update(pretended)
         yield
     finally:
-        for module, name, original in changed:
-            setattr(module, name, original)
+        vars(comm_ops).update(originals)
 
 
 def compiled(cell: nn.Cell, inputs: Sequence[Tensor]) -> str:
     """The text of the cell's graph as the back end would get it."""
-    os.environ["MS_DEV_DUMP_IR_PASSES"] = ir.LAST_PASS  # to write the graph after every pass takes half of the time
     with tempfile.TemporaryDirectory() as folder:
-        ms.set_context(save_graphs=2, save_graphs_path=folder)
+        # to write the graph after every pass takes half of the time
+        dumped = {"MS_DEV_SAVE_GRAPHS": "2", "MS_DEV_SAVE_GRAPHS_PATH": folder, "MS_DEV_DUMP_IR_PASSES": ir.LAST_PASS}
+        os.environ.update(dumped)
         try:
             cell.compile(*inputs)
         except (RuntimeError, TypeError) as error:
             if "Kernel select failed" not in str(error):
                 raise
         finally:
-            ms.set_context(save_graphs=0)
+            for name in dumped:
+                del os.environ[name]
         if (file := ir.newest(Path(folder))) is None:
-            raise UserError("MindSpore wrote no graph: this build has no support for save_graphs")
+            raise UserError("MindSpore wrote no graph: this build cannot save graphs")
         return file.read_text(encoding="utf-8", errors="replace")
 
 

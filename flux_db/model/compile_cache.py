@@ -18,17 +18,16 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mindspore import nn
-from mindspore.common.api import _cell_graph_executor, _CellGraphExecutor
 
 from flux_db.atomic import leftovers, remove_folder, remove_leftover, sync_folder, temp_path
 from flux_db.console import say
 from flux_db.errors import RunError
-from flux_db.model import fingerprint
+from flux_db.model import compile_hook, fingerprint
 from flux_db.model.device import AscendFacts
 
 ENABLE, PLACE, FORCE = "MS_COMPILER_CACHE_ENABLE", "MS_COMPILER_CACHE_PATH", "MS_DEV_FORCE_USE_COMPILE_CACHE"
@@ -39,9 +38,10 @@ DIGEST = "sha256"
 """File of an entry: the hash of all others."""
 
 
-def is_on(wanted: str, environment: Mapping[str, str]) -> bool:
-    """Whether graphs are stored; MindSpore's own switch can turn it off for any command."""
-    return wanted != "off" and environment.get(ENABLE) != "0"
+def is_on(wanted: str, device: str, environment: Mapping[str, str]) -> bool:
+    """Whether graphs are stored: on Ascend, where nobody has tried it, only if asked for. MindSpore's own switch can
+    turn it off for any command."""
+    return environment.get(ENABLE) != "0" and (wanted == "on" or (wanted == "auto" and device == "CPU"))
 
 
 def environment_problem(environment: Mapping[str, str]) -> str | None:
@@ -70,6 +70,16 @@ def versions(facts: AscendFacts) -> dict[str, str | None]:
     return {**found, "python": platform.python_version(), "cann": facts.cann, "driver": facts.driver}
 
 
+# What msrun, the launch scripts and this program set for a process, and where the program is to write.
+_ABOUT_THE_PROCESS = ("MS_ROLE", "MS_SCHED_", "MS_TOPO_", "MS_NODE_", "MS_WORKER_", "MS_COMPILER_CACHE_", FORCE)
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those by which MindSpore may compile something else, or in another way."""
+    found = {name: value for name, value in environment.items() if name.startswith("MS_")}
+    return {name: value for name, value in found.items() if not name.startswith(_ABOUT_THE_PROCESS)}
+
+
 def sources_digest(folder: Path) -> str:
     """Of every Python file below the folder, by name and content."""
     digest = hashlib.sha256()
@@ -80,8 +90,7 @@ def sources_digest(folder: Path) -> str:
 
 def hidden_parameters(cell: nn.Cell) -> list[str]:
     """Parameters that the cell's compiled graph uses and the cell does not list."""
-    used = _cell_graph_executor._graph_executor.get_params(cell.current_phase)
-    return sorted(set(used) - set(cell.parameters_dict()))
+    return sorted(compile_hook.parameters_of_graph(cell) - set(cell.parameters_dict()))
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
@@ -255,39 +264,22 @@ def _age(folder: Path) -> float:
 
 # --- MindSpore's compiler --------------------------------------------------------------------------------------------
 
-_compile, _note_sources = _CellGraphExecutor.compile, _CellGraphExecutor._set_compile_cache_dep_files
-_OWN_OPTIONS = ("phase", "do_convert", "jit_config_dict")
-"""Of the executor's `compile`; other options are inputs of the cell."""
-_installed: GraphStore | None = None
+_used: GraphStore | None = None
 
 
-def install(store: GraphStore | None) -> None:
-    """From now on, whatever this process compiles goes through the store; None: nothing does."""
-    global _installed
-    _installed = store
-    _CellGraphExecutor.compile = _compile_by_store if store else _compile
-    _CellGraphExecutor._set_compile_cache_dep_files = _begin if store else _note_sources
+def use(store: GraphStore | None) -> None:
+    """The store of this process, for `storing` and `is_stored`."""
+    global _used
+    _used = store
 
 
 def is_stored(cell: nn.Cell, inputs: Sequence[Any]) -> bool:
     """Whether compiling this cell for such inputs will load a stored graph."""
-    return _installed is not None and _installed.holds(_installed.name(cell, inputs, {}))
+    return _used is not None and _used.holds(_used.name(cell, inputs, {}))
 
 
-def _compile_by_store(executor: _CellGraphExecutor, cell: nn.Cell, *inputs: Any, **options: Any) -> Any:
-    """In the place of the executor's `compile`, which is called whenever a cell is, and compiles if it must."""
-    with ExitStack() as stack:
-
-        def begin() -> None:
-            given = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
-            name = _installed.name(cell, inputs, given)
-            stack.enter_context(_installed.compiling(name, lambda: hidden_parameters(cell)))
-
-        executor.begin_compiling = begin
-        return _compile(executor, cell, *inputs, **options)
-
-
-def _begin(executor: _CellGraphExecutor, phase: str) -> None:
-    """In the place of the method by which the executor lists the sources of the script: the last before it compiles."""
-    executor.begin_compiling()
-    executor._graph_executor.set_compile_cache_dep_files([])
+def storing(cell: nn.Cell, inputs: Sequence[Any], named: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Around a compilation: it goes through the store."""
+    if _used is None:
+        return nullcontext()
+    return _used.compiling(_used.name(cell, inputs, named), lambda: hidden_parameters(cell))

@@ -24,7 +24,8 @@ DIFFERENCES = {
     "CPU: gathered as float32, because its AllGather has no int8, "
     "and handed over as they are, because views are copies",
     "mint": "CPU: functions of mindspore.mint that have no CPU kernel, as mindspore.ops. Ascend: mindone's own",
-    "Conv2d and GroupNorm": "CPU: mint's layers, which the VAE is made of, have no CPU kernel. Ascend: mindone's own",
+    "Conv2d and GroupNorm": "CPU: mint's layers, which the VAE is made of, have no CPU kernel; from MindSpore 2.9 on "
+    "Conv2d is matrix products where the CPU has AVX-512. Ascend: mindone's own",
 }
 
 _cast, _add, _mul = ops.Cast(), ops.Add(), ops.Mul()
@@ -157,16 +158,3 @@ def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
 
 def group_norm_construct(self, input):
     return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
-
-
-def conv2d_construct(self, input):
-    out = ops.conv2d(
-        input,
-        self.weight,
-        stride=self.stride,
-        pad_mode="pad",
-        padding=self.padding,
-        dilation=self.dilation,
-        groups=self.groups,
-    )
-    return out if self.bias is None else ops.BiasAdd()(out, self.bias)

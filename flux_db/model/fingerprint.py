@@ -27,7 +27,7 @@ _OUTSIDE = frozenset(
         *("_create_time", "hash_obj", "_id", "_cell_init_args", "is_top_cell", "__parse_method__", "_init_flag"),
         *("arguments_key", "current_phase", "_phase", "_phase_cache", "_compile_phase", "_compile_cache", "_compiled"),
         *("_exist_objs", "_exist_names", "_lazy_construct_sig", "_jit_graph_name", "__compile_cell_hook__"),
-        *("_is_check_and_refresh", "_has_mutable_args_list"),
+        *("_is_check_and_refresh", "_has_mutable_args_list", "sequence_modified"),
         *("_name_or_path", "name_or_path", "_commit_hash"),
     }
 )
@@ -61,6 +61,8 @@ class _Reader:
     def read(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | str):
             return value
+        if value is ...:
+            return ["..."]
         if isinstance(value, float):
             return ["float", value.hex()]
         if id(value) in self.seen:
@@ -108,8 +110,12 @@ class _Reader:
     def _function(self, function: types.FunctionType) -> Any:
         # by its place and what it holds: the source is part of a version, or of this program's sources
         held = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
-        place = [_name(function), function.__code__.co_firstlineno, _digest(function.__code__.co_code)]
+        place = [_name(function), function.__code__.co_firstlineno, *self._code(function.__code__)]
         return [*place, self.read(held), self.read(function.__defaults__), self.read(function.__kwdefaults__)]
+
+    def _code(self, code: types.CodeType) -> list[Any]:
+        constants = [self._code(c) if isinstance(c, types.CodeType) else self.read(c) for c in code.co_consts]
+        return [_digest(code.co_code), list(code.co_names), constants]
 
     def _object(self, value: Any) -> Any:
         if hasattr(value, "__dict__"):

@@ -353,18 +353,22 @@ class Transformer:
 
 
 @ops.constexpr
-def _timestep_frequencies(half_dim, downscale_freq_shift):
-    """[half_dim] frequencies. In numpy: the CPU's exp is wrong by 4e-6, and guidance 3.5 multiplies that by 3500."""
+def _timestep_frequencies(half_dim, downscale_freq_shift, scale):
+    """[half_dim] frequencies. In numpy: the CPU's exp is wrong by 4e-6, and guidance 3.5 multiplies that by 3500.
+
+    The scale is part of them: of three constants in a product, two of which differ in shape or type, MindSpore 2.8 and
+    later rewrite the order for ever while they compile, and guidance is a constant.
+    """
     # exponents in float32 as in the original, so that they round as they do there
     exponent = np.float32(-math.log(10000)) * np.arange(half_dim, dtype=np.float32)
     exponent = exponent / np.float32(half_dim - downscale_freq_shift)
-    return Tensor(np.exp(exponent.astype(np.float64)), ms.float32)
+    return Tensor(np.exp(exponent.astype(np.float64)) * scale, ms.float32)
 
 
 def timesteps_construct(self, timesteps):
-    frequencies = _timestep_frequencies(self.num_channels // 2, self.downscale_freq_shift)
+    frequencies = _timestep_frequencies(self.num_channels // 2, self.downscale_freq_shift, self.scale)
     # [B, 1] x [D/2] -> [B, D/2]
-    angles = _mul(_mul(_reshape(_cast(timesteps, ms.float32), (-1, 1)), frequencies), self.scale)
+    angles = _mul(_reshape(_cast(timesteps, ms.float32), (-1, 1)), frequencies)
     cos, sin = ops.Cos()(angles), ops.Sin()(angles)
     return ops.Concat(-1)((cos, sin) if self.flip_sin_to_cos else (sin, cos))
 

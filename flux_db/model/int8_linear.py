@@ -6,6 +6,8 @@ that. There are gradients for x only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
@@ -81,10 +83,11 @@ class Int8Linear(mint.nn.Linear):
         name = int8.scale_name(layer.weight.name)
         self.weight_scale = Parameter(initializer("ones", (self.out_features,), ms.float32), name=name)
         self.down = self.up = None
+        self.product = _product
 
     def construct(self, x: Tensor) -> Tensor:
         values = formulations.as_argument(self.weight)
-        result = int8_linear(_product, x, values, self.weight_scale, self.bias)
+        result = int8_linear(self.product, x, values, self.weight_scale, self.bias)
         if self.down is not None:
             result = result + linear(linear(x, self.down, None), self.up, None)
         return result
@@ -92,10 +95,20 @@ class Int8Linear(mint.nn.Linear):
 
 def convert(transformer: nn.Cell) -> None:
     """Change the layers of the blocks, before weights and LoRA are in."""
-    for name, cell in list(transformer.cells_and_names()):
+
+    def as_int8(name: str, layer: nn.Cell) -> nn.Cell | None:
+        is_one = type(layer) is mint.nn.Linear and int8.is_matrix(f"{name}{int8.WEIGHT}", layer.weight.shape)
+        return Int8Linear(layer) if is_one else None
+
+    replace_layers(transformer, as_int8)
+
+
+def replace_layers(network: nn.Cell, substitute: Callable[[str, nn.Cell], nn.Cell | None]) -> None:
+    """Put what `substitute` returns for a name and its cell in that cell's place; None leaves it."""
+    for name, cell in list(network.cells_and_names()):
         for own, layer in list(cell._cells.items()):
-            if type(layer) is mint.nn.Linear and int8.is_matrix(f"{name}.{own}{int8.WEIGHT}", layer.weight.shape):
-                cell._cells[own] = Int8Linear(layer)
+            if layer is not None and (new := substitute(f"{name}.{own}", layer)) is not None:
+                cell._cells[own] = new
         if isinstance(cell, nn.SequentialCell):
             cell.cell_list = list(cell._cells.values())
 

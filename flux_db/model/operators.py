@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flux_db import releases
 from flux_db.errors import UserError
-from flux_db.model import cpu_layers, dinov2, formulations
+from flux_db.model import cpu_conv, cpu_layers, dinov2, formulations
 from flux_db.model import device_kernels as kernels
 
 _FLUX = "mindone.diffusers.models.transformers.transformer_flux"
@@ -119,7 +120,7 @@ _ON_CPU = (
     Place("mindspore.mint.nn.functional", "group_norm", kernels.group_norm),
     Place("mindspore.mint.nn.functional", "gelu", kernels.gelu),
     Place("mindspore.mint.nn:GroupNorm", "construct", kernels.group_norm_construct),
-    Place("mindspore.mint.nn:Conv2d", "construct", kernels.conv2d_construct),
+    Place("mindspore.mint.nn:Conv2d", "construct", cpu_conv.construct),
 )
 _ON_ASCEND = _by_device(
     formulations.queries_and_keys,
@@ -168,6 +169,6 @@ def _restore() -> None:
 def _moved(problem: str) -> UserError:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mindspore", "mindone"))
     return UserError(
-        f"{versions}: {problem}. This program replaces that layer by its own formulation and knows mindspore 2.7.1 and "
-        "mindone 0.5.0: install these versions"
+        f"{versions}: {problem}. This program replaces that layer by its own formulation and knows mindspore "
+        f"{' or '.join(releases.TRIED)} and mindone {releases.MINDONE}: install these versions"
     )

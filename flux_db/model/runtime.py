@@ -21,10 +21,10 @@ from mindspore import Tensor, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 import flux_db
-from flux_db import garbage
+from flux_db import garbage, releases
 from flux_db.console import say
 from flux_db.errors import UserError
-from flux_db.model import compile_cache, device, operators
+from flux_db.model import compile_cache, compile_hook, compile_watch, cpu_conv, device, operators
 from flux_db.model.quiet import quiet
 from flux_db.settings.schema import RuntimeConfig
 
@@ -86,13 +86,13 @@ class Runtime:
     def largest_memory(self) -> LargestMemory:
         # Linux counts in kB, macOS in bytes
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return LargestMemory(host, int(ms.hal.max_memory_allocated()) if self.device == "Ascend" else None)
+        return LargestMemory(host, int(ms.runtime.max_memory_allocated()) if self.device == "Ascend" else None)
 
     def memory_mb(self) -> dict[str, float]:
         """Of this process now, and on Ascend of its device at most, in MB; by the names in metrics.jsonl."""
         found = {"memory_mb": round(psutil.Process().memory_info().rss / 1e6, 1)}
         if self.device == "Ascend":
-            found["device_memory_mb"] = round(ms.hal.max_memory_allocated() / 1e6, 1)
+            found["device_memory_mb"] = round(ms.runtime.max_memory_allocated() / 1e6, 1)
         return found
 
     def barrier(self) -> None:
@@ -119,12 +119,15 @@ def start(config: RuntimeConfig, *, alone: bool = False) -> Runtime:
     rank, world_size = (0, 1) if alone else _join(config)
     with quiet():
         operators.install(name)
-    if compile_cache.is_on(config.compile_cache, os.environ):
-        compile_cache.install(graph_store(config, facts, [name, rank, world_size]))
+    is_storing = compile_cache.is_on(config.compile_cache, name, os.environ)
+    compile_cache.use(graph_store(config, facts, [name, rank, world_size]) if is_storing else None)
+    compile_hook.install(compile_watch.watching, compile_cache.storing)
     garbage.search_as_usual()
     if rank == 0:
         devices = f", {world_size} processes" if world_size > 1 else ""
         say(f"device {name} ({reason}), graph mode, precision {config.mixed_precision}{devices}")
+        if warning := releases.warning(ms.__version__):
+            say(f"warning: {warning}")
         if name == "Ascend":
             _tell_device(facts)
     return Runtime(device=name, dtype=DTYPES[config.mixed_precision], rank=rank, world_size=world_size)
@@ -137,7 +140,9 @@ def graph_store(config: RuntimeConfig, facts: device.AscendFacts, place: list[ob
         "format": 2,
         "sources": compile_cache.sources_digest(Path(flux_db.__file__).parent),
         "versions": compile_cache.versions(facts),
+        "variables": compile_cache.variables(os.environ),
         "device": [*place, device.soc_name(), config.mixed_precision, config.jit_level, config.deterministic],
+        "convolution": cpu_conv.chosen(),
     }
     return compile_cache.GraphStore(folder, surroundings)
 
@@ -180,6 +185,4 @@ def _join(config: RuntimeConfig) -> tuple[int, int]:
             raise UserError("--distributed: msrun did not start this process; use scripts/train_multi.sh, or no flag")
         return 0, 1
     init()
-    # mindone's TrainStep looks at the mode when it is built
-    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
     return get_rank(), get_group_size()

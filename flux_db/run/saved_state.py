@@ -95,6 +95,13 @@ class SavedState:
     """As `best`, by the score of the samples."""
     waiting: Waiting = Waiting()
     """At the time of saving; 0 rounds for a checkpoint of an older version."""
+    mindspore: str | None = None
+    """The version under which it was written."""
+
+
+def _mindspore(versions: Any) -> str | None:
+    found = versions.get("mindspore") if isinstance(versions, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def read(folder: Path) -> SavedState:
@@ -126,6 +133,7 @@ def read(folder: Path) -> SavedState:
         knows_best="best" in values,
         best_score=best_score,
         waiting=Waiting(**values["waiting"]) if values.get("waiting") else Waiting(),
+        mindspore=_mindspore(values.get("versions")),
     )
 
 

@@ -446,13 +446,15 @@ class RuntimeConfig:
     the flag alone means: everything but the inputs of the transformer's blocks. attention: the attention layers only.
     A number: that many blocks, the first ones. none: nothing."""
     jit_level: Literal["O0", "O1", "O2"] = "O1"
-    """MindSpore's compilation level on Ascend; O2 cannot accumulate gradients. The CPU always compiles at O0."""
+    """MindSpore's compilation level on Ascend; O2 cannot accumulate gradients, and MindSpore 2.9 and later are about to
+    remove it. The CPU always compiles at O0."""
     deterministic: bool = True
     """Ask Ascend for the same bits in every run, which exact resuming needs. Its price is slower gradients of the
     attention and slower collectives; --no-deterministic saves that. The CPU computes the same bits in any case."""
     compile_cache: Literal["auto", "on", "off"] = "auto"
     """Store what is compiled, so that a later run or a resume does not compile the same again; the result is the
-    same. auto is on. For other commands than the trainer, MS_COMPILER_CACHE_ENABLE=0 turns it off."""
+    same. auto is on with the CPU, and off with Ascend, where nobody has tried it. For other commands than the trainer,
+    MS_COMPILER_CACHE_ENABLE=0 turns it off."""
     compile_cache_dir: str | None = None
     """Folder for compiled graphs. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
     folder."""

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from safetensors.numpy import load
 
+from flux_db import releases
 from flux_db.atomic import write_file
 from flux_db.console import say
 from flux_db.data.dataset import Dataset, total_steps
@@ -214,6 +215,8 @@ def _is_own(output: Path, start: Start) -> bool:
 def _report_start(config: Config, saved: SavedState | None, moved: Path | None, is_own: bool) -> None:
     if saved:
         say(f"Going on from {saved.folder}")
+        if note := releases.other_saved(saved.mindspore):
+            say(f"note: {saved.folder.name} was {note}")
         if saved.config["optimizer"] != config.optim.optimizer:
             say(
                 f"The checkpoint was made with {saved.config['optimizer']}: {config.optim.optimizer} starts without its"

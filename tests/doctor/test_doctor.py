@@ -17,7 +17,7 @@ from flux_db.doctor.result import Row
 from flux_db.model import cpu_layers
 from flux_db.model.device import AscendDevice, AscendFacts
 
-GOOD = AscendFacts(devices=8, cann="8.3.RC1", driver="25.2.0", accepted_cann=("8.2", "8.3"))
+GOOD = AscendFacts(devices=8, cann="8.3.RC1", driver="25.3.RC1", accepted_cann=("8.2", "8.3"))
 CARD = AscendDevice(soc="ascend910b", name="Ascend910B3", memory=64 * 2**30, free=63 * 2**30)
 # As npu-smi 24.1 prints it, cut.
 NPU_SMI = """\
@@ -45,7 +45,9 @@ def test_the_versions_are_those_that_pip_is_asked_for():
     assert pins == machine.PINNED
     assert machine.versions(machine.installed()).status == "pass"
     old = machine.versions(machine.PINNED | {"mindspore": "2.6.0", "numpy": "2.1.0"})
-    assert old.status == "fail" and old.advice.endswith('-m pip install mindspore==2.7.1 "numpy<2"')
+    assert old.status == "fail" and old.advice.endswith('-m pip install mindspore==2.10.0 "numpy<2"')
+    untried = machine.versions(machine.PINNED | {"mindspore": "2.11.0", "numpy": "1.26.4"})
+    assert untried.status == "pass" and "MindSpore 2.11.0 was not tried" in untried.advice
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_the_versions_are_those_that_pip_is_asked_for():
         (machine.plugin(AscendFacts(devices=8, cann="8.0.RC1", accepted_cann=("8.2", "8.3"))), "fail", "8.0.RC1"),
         (machine.plugin(AscendFacts(loaded=False, error="libge_runner.so: x", devices=8)), "fail", "did not load"),
         (machine.plugin(AscendFacts(loaded=False, error="libge_runner.so: x")), "not here", "did not load"),
-        (machine.driver(GOOD), "pass", "25.2.0"),
+        (machine.driver(GOOD), "pass", "25.3.RC1"),
         (machine.driver(AscendFacts(devices=8)), "fail", "not found"),
         (machine.driver(AscendFacts()), "not here", ""),
         (machine.hardware(GOOD, CARD), "pass", "Ascend910B3, 64 GB HBM, 8 in this machine"),

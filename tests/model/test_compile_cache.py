@@ -69,7 +69,10 @@ def test_off_stores_nothing(world, tmp_path):
     done = program.run(words, env=program.environment(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "Compiling the training step" in done.stderr and not (tmp_path / ".cache" / "flux_db").exists()
-    assert not compile_cache.is_on("auto", {compile_cache.ENABLE: "0"}) and compile_cache.is_on("auto", {})
+    is_on = compile_cache.is_on
+    assert is_on("auto", "CPU", {}) and not is_on("auto", "CPU", {compile_cache.ENABLE: "0"})
+    # on Ascend nobody has tried it
+    assert is_on("on", "Ascend", {}) and not is_on("auto", "Ascend", {})
 
 
 def test_the_name_depends_on_sources_and_versions(tmp_path):
@@ -81,6 +84,19 @@ def test_the_name_depends_on_sources_and_versions(tmp_path):
     assert compile_cache.sources_digest(tmp_path) != before
     versions = [compile_cache.versions(device.AscendFacts(cann=cann)) for cann in ("8.2", "8.3")]
     assert versions[0] != versions[1] and versions[0]["mindspore"]
+
+
+def test_the_name_depends_on_variables_that_change_graphs():
+    of_launch = {"MS_ROLE": "MS_WORKER", "MS_SCHED_PORT": "8118", "MS_NODE_ID": "1", "PATH": "/bin", "RANK_ID": "1"}
+    changing = {"MS_DEV_JIT_SYNTAX_LEVEL": "0", "MS_ENABLE_IO_REUSE": "1"}
+    assert compile_cache.variables(of_launch) == {} and compile_cache.variables(of_launch | changing) == changing
+
+
+def test_a_variable_that_changes_graphs_compiles_anew(world, tmp_path):
+    settings = world.settings(tmp_path / "out", max_train_steps=1, compile_cache_dir=tmp_path / "graphs")
+    for variables, how in (({}, "Compiling the"), ({}, "Loading the compiled"), ({"MS_DEV_X": "1"}, "Compiling the")):
+        done = program.run(program.trainer(settings), env=program.environment(**variables))
+        assert done.returncode == 0 and f"{how} training step" in done.stderr, done.stderr[-2000:]
 
 
 # --- the store -------------------------------------------------------------------------------------------------------
@@ -235,9 +251,9 @@ class Scaled(nn.Cell):
 @pytest.fixture
 def graphs(tmp_path_factory, cpu):
     folder = tmp_path_factory.mktemp("graphs")
-    compile_cache.install(GraphStore(folder, {}))
+    compile_cache.use(GraphStore(folder, {}))
     yield folder
-    compile_cache.install(None)
+    compile_cache.use(None)
 
 
 def test_a_loaded_graph_gets_the_values_of_the_new_cells_weights(graphs):

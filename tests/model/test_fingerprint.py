@@ -97,6 +97,8 @@ VALUES = [
     scaled_by(2.0),
     lambda x: x + 1,
     lambda x: x - 1,
+    *(lambda x: x * 1, lambda x: x * 2),  # the same byte code in the same line, but for a constant
+    *(lambda x: [x * i * 1 for i in (1, 2)], lambda x: [x * i * 2 for i in (1, 2)]),
     functools.partial(scaled_by, 1.0),
     functools.partial(scaled_by, 2.0),
     nn.CellList([nn.Dense(2, 2)]),

@@ -13,7 +13,7 @@ import pytest
 from mindspore import Tensor, mint, nn, ops
 
 from flux_db.errors import UserError
-from flux_db.model import formulations, operators
+from flux_db.model import cpu_conv, formulations, operators
 from flux_db.model.operators import Place
 
 TOLERANCE = 3e-6
@@ -383,6 +383,47 @@ def test_conv2d():
     check(Convolutions(), reference, normal(2, 4, 5, 6))
 
 
+class Convolution(nn.Cell):
+    def __init__(self, layer, form):
+        super().__init__()
+        self.layer, self.form = layer, form
+
+    def construct(self, x):
+        return self.form(self.layer, x)
+
+
+@pytest.mark.parametrize("strip", [2**26, 300])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 0), (1, 1, 0), ((3, 1), 1, (1, 0)), (5, 1, 1), ((2, 3), 1, 0)]
+)
+def test_a_convolution_by_products_is_the_kernels(monkeypatch, kernel, stride, padding, strip):
+    """In one piece, and in strips of a few rows."""
+    monkeypatch.setattr(cpu_conv, "STRIP_NUMBERS", strip)
+    layer = mint.nn.Conv2d(4, 6, kernel, stride=stride, padding=padding)
+    randomize(layer)
+    x = Tensor(normal(2, 4, 11, 9), ms.float32)
+    found, wanted = (Convolution(layer, form)(x).asnumpy() for form in (cpu_conv.by_products, cpu_conv.by_kernel))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("version", "machine", "flags", "variables", "by_products"),
+    [
+        ("2.7.1", "x86_64", "fpu avx512f", {}, False),
+        ("2.8.0", "x86_64", "fpu avx512f", {}, False),
+        ("2.9.0", "x86_64", "fpu avx512f", {}, True),
+        ("2.10.0", "x86_64", "fpu avx2", {}, False),
+        ("2.10.0", "x86_64", "fpu avx512f", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, False),
+        ("2.10.0", "x86_64", "fpu avx512f", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, True),
+        ("2.10.0", "aarch64", "", {}, True),
+        ("2.7.1", "aarch64", "", {}, False),
+    ],
+)
+def test_the_form_of_convolutions_follows_from_version_and_cpu(version, machine, flags, variables, by_products):
+    found, reason = cpu_conv.choose(version, machine, flags, variables)
+    assert found == by_products and version in reason and ("products" in reason) == by_products
+
+
 class RmsNorms(nn.Cell):
     def __init__(self):
         super().__init__()
@@ -705,4 +746,4 @@ def test_a_place_that_has_moved_is_refused_with_both_versions(place, problem):
     with pytest.raises(UserError) as caught:
         operators._put(place)
     (message,) = caught.value.problems
-    assert problem in str(message) and "mindspore 2.7.1, mindone 0.5.0" in str(message)
+    assert problem in str(message) and f"mindspore {ms.__version__}, mindone 0.5.0" in str(message)

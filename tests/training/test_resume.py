@@ -12,6 +12,7 @@ from program import command, run, trainer
 from safetensors.numpy import save
 from world import metrics
 
+from flux_db import releases
 from flux_db.data.dataset import read_dataset
 from flux_db.demo.pictures import write_demo_pictures
 from flux_db.errors import UserError
@@ -46,6 +47,7 @@ class Left:
         settings |= {"center_crop": True}  # otherwise the crops change with the seed
         settings |= {"validation_data_dir": str(world.folder / "held_out"), "encode_cache_dir": str(output / "cache")}
         self.world, self.output, self.settings = world, output, settings | changes
+        self.versions: dict[str, str] = {}
         self.config = world.config(output, **self.settings)
         write_demo_pictures(world.folder / "held_out", count=1, size=48)
         self.dataset, _ = read_dataset(self.config)
@@ -57,7 +59,7 @@ class Left:
         found = None if best is None else {"step": best, "validation_loss": 1 / best, "pictures": "p"}
         return {
             "step": step, "skipped": 0, "skipped_in_row": 0, "loss_scale": None, "world_size": 1, "best": found,
-            "config": to_flat_dict(self.config), "fingerprints": self.fingerprints, "versions": {},
+            "config": to_flat_dict(self.config), "fingerprints": self.fingerprints, "versions": self.versions,
         }  # fmt: skip
 
     def files(self, step: int, best: int | None = None) -> dict[str, bytes]:
@@ -205,6 +207,17 @@ def test_a_branch_from_an_older_checkpoint_leaves_the_old_one_whole_and_out_of_t
     # pruning counts the new branch alone
     checkpoint.save(left.output, 6, left.files(6))
     assert checkpoint.prune(left.output, 2) == [left.output / "checkpoint-2"]
+
+
+def test_a_checkpoint_of_another_mindspore_goes_on_with_a_note_that_names_both(left, capfd):
+    left.versions = {"mindspore": "2.6.0"}
+    left.write().go_on("latest")
+    text = capfd.readouterr().err
+    assert f"note: checkpoint-8 was saved with MindSpore 2.6.0, and goes on with {releases.installed()}" in text
+    left.versions = {"mindspore": releases.installed()}
+    checkpoint.save(left.output, 10, left.files(10))
+    left.go_on("latest", max_train_steps=12)
+    assert "was saved with" not in capfd.readouterr().err
 
 
 def test_the_best_of_a_branch_is_the_one_its_checkpoint_knew(left):
