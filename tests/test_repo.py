@@ -29,7 +29,7 @@ PACKAGES = {
     "": "early_interrupt garbage size step_inputs problem console progress files output_folder plain_json plain_yaml"
     " png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
-    " preserved command_line resume_rules secrets",
+    " preserved peer_flags command_line resume_rules secrets",
     "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
     " vae_tiles scoring_folder identity device late_scipy lazy_mindone quiet repeated_calls fingerprint compile_cache"
     " formulations int8_linear cpu_layers device_kernels dinov2 operators runtime empty_network"

@@ -298,7 +298,7 @@ class OptimConfig:
     ] = "constant"
     """Course of the learning rate over the run."""
     lr_warmup_steps: int = 0
-    """Optimizer steps over which the learning rate rises from 0. Not with --lr_scheduler constant."""
+    """Optimizer steps over which the learning rate rises from 0. --lr_scheduler constant ignores them."""
     lr_num_cycles: int = 1
     """Cycles of cosine_with_restarts."""
     lr_power: float = 1.0
