@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from flux_db import early_interrupt, garbage, streams
 from flux_db.console import printable, release, show_warning
@@ -120,10 +120,14 @@ def unwritable(what: str, error: OSError) -> UserError:
     return RunError(f"{what}: {reason}; make room") if is_full(error) else UserError(f"{what}: {reason}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest known one, or nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
+def did_you_mean(name: str, known: Iterable[str], near: Mapping[str, str] | None = None) -> str:
+    """The end of a message about an unknown name: the closest known one, or nothing.
+
+    `near`: other names -> the known one that is meant by them.
+    """
+    meant = {word: word for word in known} | dict(near or {})
+    matches = difflib.get_close_matches(name, meant, n=1)
+    return f"; did you mean {meant[matches[0]]}?" if matches else ""
 
 
 def _complain(text: str, head: str = "error: ") -> None:

@@ -35,7 +35,7 @@ All flags of `train_dreambooth_lora_flux.py`. `python -m flux_db check`, `prepar
 same ones. The names are those of diffusers' and mindone's scripts where these have one.
 
 - `--config FILE.yaml` reads settings from a file. Its keys are the names of the flags, without the dashes. Flags
-  override the file, and the file overrides the defaults. `--help` lists all flags.
+  override the file, and the file overrides the defaults. `--help` shows the flags that most runs set, `--help-all` all.
 - N is a whole number, X a number. A switch takes no value; `--no-` before its name turns it off. In a YAML file a
   switch is `true` or `false`.
 - A flag marked *repeatable* may be given several times. In a YAML file it takes a list.

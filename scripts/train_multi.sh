@@ -3,7 +3,7 @@
 #
 #   DEVICES=8 bash scripts/train_multi.sh FLAGS
 #
-# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help. Prompts and pictures are encoded once,
+# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help-all. Prompts and pictures are encoded once,
 # before the workers start. --train_batch_size counts pictures on each device.
 # Variables:
 #   DEVICES     how many devices (default: 8)

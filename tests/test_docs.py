@@ -174,7 +174,7 @@ def test_flags_exist(path):
     known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {*PEER_FLAGS}
     for source in FLAG_SOURCES:
         known |= set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", source.read_text(encoding="utf-8")))
-    known |= {"config", "help"}
+    known |= {"config", "help", "help-all"}
     named = {name.removeprefix("no-") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*\w)(?![\w-])", PAGES[path])}
     assert not named - known
 

@@ -60,6 +60,10 @@ class Flag:
     required: bool
     help: str
     aliases: tuple[str, ...]
+    basic: bool
+    """Whether --help shows it; --help-all shows every flag."""
+    near: tuple[str, ...]
+    """What people write who mean it."""
     alone: str | None = None
     """What the flag means without a value, if it means something: such a flag can also be turned off, by --no-."""
     unless: str | None = None
@@ -205,6 +209,8 @@ def read_flags() -> dict[str, Flag]:
             required=is_required(field),
             help=_field_texts(section)[field.name],
             aliases=field.metadata.get("aliases", ()),
+            basic=field.metadata.get("basic", False),
+            near=tuple(field.metadata.get("near", "").split()),
             alone=field.metadata.get("alone"),
             unless=field.metadata.get("unless"),
         )
@@ -239,8 +245,16 @@ class _Formatter(argparse.HelpFormatter):
         return " ".join(filter(None, [", ".join(action.option_strings), action.metavar]))
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """A parser that leaves values as text and exits for nothing but --help."""
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        full = build_parser(whole_help=True)
+        full.prog = parser.prog
+        full.print_help()
+        parser.exit()
+
+
+def build_parser(*, whole_help: bool = False) -> argparse.ArgumentParser:
+    """A parser that leaves values as text and exits for nothing but --help and --help-all."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--config FILE.yaml] [flags]",
         description="Train a DreamBooth LoRA for FLUX.1. Flags override the YAML file, which overrides the defaults.",
@@ -249,12 +263,15 @@ def build_parser() -> argparse.ArgumentParser:
         exit_on_error=False,
     )
     config_help = "YAML file of settings; its keys are the names of the flags."
+    every = f"show all {len(read_flags())} flags and exit"
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=every)
     parser.add_argument("--config", metavar="FILE.yaml", nargs="?", const=NO_VALUE, help=config_help)
     groups = {section: parser.add_argument_group(_title(section)) for section in SECTIONS.values()}
     for flag in read_flags().values():
         options = [f"--{name}" for name in (flag.name, *flag.aliases)]
         kind = _without_none(flag.annotation)
         text = f"{flag.help}{_default_note(flag)}".replace("%", "%%")
+        text = text if whole_help or flag.basic else argparse.SUPPRESS
         group = groups[flag.section]
         if kind is bool:
             group.add_argument(*options, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
@@ -328,7 +345,8 @@ def _names() -> dict[str, str]:
 
 
 def _why_unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
-    return f"no such setting{did_you_mean(name, known)}"
+    near = {f"{prefix}{other}": f"{prefix}{flag.name}" for flag in read_flags().values() for other in flag.near}
+    return f"no such setting{did_you_mean(name, known, near)}"
 
 
 def _read_yaml(file: Any) -> tuple[dict[str, Any], list[str]]:

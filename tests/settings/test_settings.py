@@ -268,12 +268,32 @@ def test_the_flags_are_frozen():
     assert sorted(name for flag in flags for name in (flag.name, *flag.aliases)) == sorted(FLAGS)
 
 
-def test_help_is_grouped_and_tells_every_flag_its_default_and_choices(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    with pytest.raises(SystemExit) as caught:
-        parse_config(["--help"])
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
+@pytest.fixture
+def help_text(capsys, monkeypatch):
+    def read(flag: str) -> str:
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as caught:
+            parse_config([flag])
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    return read
+
+
+def test_help_shows_what_most_runs_set(help_text):
+    text = help_text("--help")
+    shown = {flag for flag in FLAGS if re.search(rf"^  (--\w+, )?--{flag}\b", text, re.MULTILINE)}
+    assert shown == {
+        *("pretrained_model_name_or_path", "instance_data_dir", "instance_prompt", "resolution"),
+        *("rank", "lora_rank", "train_batch_size", "max_train_steps", "learning_rate"),
+        *("validation_prompt", "validation_steps", "output_dir", "checkpointing_steps", "resume_from_checkpoint"),
+        *("mixed_precision", "gradient_checkpointing"),
+    }
+    assert f"--help-all                    show all {len(read_flags())} flags" in text
+
+
+def test_help_all_is_grouped_and_shows_every_flag_with_its_default_and_choices(help_text):
+    text = help_text("--help-all")
     for section in SECTIONS.values():
         assert f"\n{section.__doc__}:\n" in text
     assert all(f"--{flag}" in text for flag in FLAGS)
@@ -287,7 +307,7 @@ def test_every_flag_explains_itself_in_a_sentence(flag):
 
 
 def test_help_speaks_of_the_hardware_there_is():
-    words = build_parser().format_help().lower()
+    words = build_parser(whole_help=True).format_help().lower()
     assert not [word for word in ("cuda", "gpu", "nvidia", "ampere", "torch") if word in words]
 
 
@@ -359,12 +379,24 @@ def test_no_flag_both_is_a_setting_and_belongs_to_others():
     assert not set(PEER_FLAGS) & set(FLAGS)
 
 
+def test_a_name_that_people_try_stands_for_one_setting():
+    near = [name for flag in read_flags().values() for name in flag.near]
+    assert len(set(near)) == len(near) and not set(near) & {*FLAGS, *PEER_FLAGS}
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
         (["--learning-rate", "1"], "--learning-rate: no such setting; did you mean --learning_rate?"),
         (["--no_cache_latents"], "--no_cache_latents: no such setting; did you mean --no-cache_latents?"),
-        (["--res", "512"], "--res: no such setting; did you mean --repeats?"),
+        (["--res", "512"], "--res: no such setting; did you mean --resolution?"),
+        (["--lr", "1"], "--lr: no such setting; did you mean --learning_rate?"),
+        (["--lrs", "1"], "--lrs: no such setting; did you mean --learning_rate?"),
+        (["--steps", "1"], "--steps: no such setting; did you mean --max_train_steps?"),
+        (["--batch_size", "1"], "--batch_size: no such setting; did you mean --train_batch_size?"),
+        (["--epochs", "1"], "--epochs: no such setting; did you mean --num_train_epochs?"),
+        (["--data_dir", "1"], "--data_dir: no such setting; did you mean --instance_data_dir?"),
+        (["--network-dim", "1"], "--network-dim: no such setting; did you mean --rank?"),
         (["--xyzzy"], "--xyzzy: no such setting"),
         (["--rank"], "--rank: needs a value; one that starts with a dash is written with =, as in --flag=-x"),
         (["--rank", "1.5"], "--rank: expects a whole number, not '1.5'"),
@@ -393,6 +425,7 @@ def test_a_slip_on_the_command_line(flags, problem):
     ("text", "problem"),
     [
         ("resolutoin: 512", "{file}: resolutoin: no such setting; did you mean resolution?"),
+        ("lr: 1", "{file}: lr: no such setting; did you mean learning_rate?"),
         ("rank: sixteen", "{file}: rank: expects a whole number, not 'sixteen'"),
         ("rank: true", "{file}: rank: expects a whole number, not True"),
         ("rank: 1.5", "{file}: rank: expects a whole number, not 1.5"),
