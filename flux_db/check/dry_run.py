@@ -140,7 +140,7 @@ def _report(
     for number, subject in enumerate(seen.subjects):
         own = {row.example.picture.path for row in rows if row.example.concept == number}
         yield f"Pictures: {len(own)} in {subject.found.folder}"
-    yield "Sizes are height x width; the bucket is what the model sees."
+    yield "Sizes are width x height; the bucket is what the model sees."
     yield ""
     yield from _table(config, rows)
     yield ""

@@ -118,7 +118,8 @@ class DataConfig:
     key resolutions."""
     aspect_ratio_buckets: str | None = field(default=None, metadata={"near": "buckets enable_bucket"})
     """Instead of squares, crop each picture to the size of nearest shape: auto chooses sizes of about --resolution^2
-    pixels by the pictures, or name them as height,width;height,width. Every size is one more graph to compile."""
+    pixels by the pictures, or name them as height,width;height,width: 768,512 is a portrait, shown as 512 x 768. Every
+    size is one more graph to compile."""
     max_buckets: int = 5
     """Most sizes of --aspect_ratio_buckets."""
     center_crop: bool = False
@@ -348,7 +349,7 @@ class ValidationConfig:
     )
     """Validate every so many optimizer steps instead of by epochs."""
     validation_size: str | None = None
-    """Height and width of the samples in pixels, such as 768x512. Without it: --resolution."""
+    """Height x width of the samples in pixels: 768x512 is a portrait, shown as 512 x 768. Without it: --resolution."""
     validation_inference_steps: int = field(default=28, metadata={"near": "inference_steps num_inference_steps"})
     """Denoising steps per sample."""
     validation_guidance: float = 3.5

@@ -107,7 +107,7 @@ AWKWARD = [
     ("deep_tiff.tif", lambda p: textured(p, compression="tiff_lzw"), FINE, "48,64"),
     # sizes
     ("one_pixel.png", lambda p: textured(p, (1, 1)), FINE, "1 x 1 is smaller than 16"),
-    ("thin.png", lambda p: textured(p, (900, 3)), FINE, "3 x 900 is smaller than 16"),
+    ("thin.png", lambda p: textured(p, (900, 3)), FINE, "900 x 3 is smaller than 16"),
     ("bomb.png", lambda p: p.write_bytes(png(50_000, 50_000)), REFUSED, "50000 x 50000 is 2,500 megapixels"),
     # names and places
     ("UPPER.JPG", textured, FINE, "48,64"),
@@ -283,6 +283,16 @@ def test_the_plan_of_a_bucketed_run_is_what_its_order_does(world, tmp_path):
     assert sorted(made.sizes.values()) == [1, 2, 2]
     assert (made.steps, made.steps_per_epoch, made.epochs) == (10, 2.5, 4)
     assert made.seen == (4, 4)
+
+
+def test_sizes_are_shown_as_viewers_show_them_and_given_as_diffusers_takes_them(world, tmp_path):
+    textured(tmp_path / "pictures" / "portrait.png", (48, 80))
+    done = command(
+        *flags(world, tmp_path / "out", tmp_path / "pictures", "--resolution=64", "--aspect_ratio_buckets=80,48")
+    )
+    assert "Sizes are width x height;" in done.stdout
+    assert "portrait.png  48 x 80  48 x 80  a photo of sks dog" in done.stdout, done.stdout + done.stderr
+    assert "1 to compile: 48 x 80 (pictures: 1)" in done.stdout
 
 
 @pytest.mark.parametrize("flag", ["instance_data_dir", "validation_data_dir", "mask_dir"])
