@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from flux_db import early_interrupt, garbage, streams
 from flux_db.console import printable, release, show_warning
+from flux_db.terminal import on_screen
 
 # EFBIG: what a limit on the size of files (ulimit -f) answers
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -73,7 +74,7 @@ def _ending(main: Callable[[], int | None]) -> int:
     except UserError as error:
         release()
         several = "" if len(error.problems) == 1 else f"{len(error.problems)} problems\n"
-        print(f"error: {several}{error}", file=sys.stderr)
+        print(on_screen(f"error: {several}{error}", sys.stderr), file=sys.stderr)
         return error.exit_code
     except OSError as error:
         hint = "; make room, then start again: what was written before is whole" if is_full(error) else ""
@@ -132,4 +133,4 @@ def did_you_mean(name: str, known: Iterable[str], near: Mapping[str, str] | None
 
 def _complain(text: str, head: str = "error: ") -> None:
     release()
-    print(f"{head}{printable(text)}", file=sys.stderr)
+    print(on_screen(f"{head}{printable(text)}", sys.stderr), file=sys.stderr)

@@ -26,8 +26,8 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "early_interrupt garbage size step_inputs problem console progress files output_folder plain_json plain_yaml"
-    " png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
+    "": "early_interrupt garbage size step_inputs problem terminal console progress files output_folder plain_json"
+    " plain_yaml png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
     " preserved peer_flags command_line resume_rules secrets",
     "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"

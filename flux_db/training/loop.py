@@ -256,7 +256,7 @@ class Loop:
         if self.runtime.is_main:
             say(f"Stopped{why} after step {self.progress.step}; {self.checkpoints.where_saved()}. To go on:")
             flags = lasting_flags(sys.argv[1:], lambda: self.checkpoints.output / CONFIG)
-            say("  " + resume_command([sys.argv[0], *flags]))
+            say("  " + resume_command([sys.argv[0], *flags]), wrap=False)
         # the launcher ends all processes as soon as one has ended: not before the first has printed everything
         self.runtime.barrier()
         return Ending((self.stop.exit_code or 128 + signal.SIGTERM) if signals else 0, is_finished=False)
