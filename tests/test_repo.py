@@ -60,7 +60,7 @@ LIGHT = ("settings", "data", "check", "run", "report")
 SLOW = ("mindspore", "mindone", "transformers", "torch")
 
 # What the import name does not say.
-DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"PIL": "pillow", "pillow_heif": "pillow-heif", "yaml": "pyyaml"}
 
 
 @cache
@@ -197,12 +197,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def declared() -> set[str]:
-    return {re.match(r"[\w.-]+", line)[0].lower() for line in PROJECT["dependencies"]}
+    return set(map(distribution, PROJECT["dependencies"]))
 
 
 def optional() -> set[str]:
-    """Packages that an extra of the same name brings."""
-    return set(PROJECT["optional-dependencies"]) - {"test", "interop"}
+    """Packages that an extra brings to users."""
+    extras = PROJECT["optional-dependencies"]
+    return {distribution(line) for name, lines in extras.items() if name not in ("test", "interop") for line in lines}
+
+
+def distribution(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement)[0].lower()
 
 
 def test_everything_imported_is_declared():
