@@ -11,13 +11,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from flux_db.terminal import STRONG, WEAK, on_screen
+
 HEARTBEAT_SECONDS = 20.0
 CLOCK_SECONDS = 1.0
 DONE = "Done."
 """Printed when all files of a run are written; the launcher looks for it in the log of the first rank."""
 
 
-_held: list[str] | None = None
+_held: list[tuple[str, bool]] | None = None
 
 
 def hold_back() -> None:
@@ -31,17 +33,25 @@ def release() -> None:
     """Print what was held back, and everything else at once again."""
     global _held
     lines, _held = _held or [], None
-    for line in lines:
-        say(line)
+    for text, wrap in lines:
+        say(text, wrap=wrap)
 
 
-def say(text: str) -> None:
-    """A line for the person at the terminal, above any progress bar; on stderr, so that stdout is free for results."""
+def say(text: str, *, wrap: bool = True) -> None:
+    """A line for the person at the terminal, above any progress bar; on stderr, so that stdout is free for results.
+
+    A command to be copied is not wrapped.
+    """
     if _held is not None:
-        _held.append(text)
+        _held.append((text, wrap))
         return
-    tqdm.write(printable(text, keep="\n\t"), file=sys.stderr)
+    tqdm.write(on_screen(printable(text, keep=f"\n\t{STRONG}{WEAK}"), sys.stderr, wrap=wrap), file=sys.stderr)
     sys.stderr.flush()
+
+
+def show(text: str) -> None:
+    """A line of a result, on stdout."""
+    print(on_screen(printable(text, keep=f"{STRONG}{WEAK}"), sys.stdout))
 
 
 def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -5,10 +5,11 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from flux_db import early_interrupt, garbage, streams
 from flux_db.console import printable, release, show_warning
+from flux_db.terminal import on_screen
 
 # EFBIG: what a limit on the size of files (ulimit -f) answers
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -73,7 +74,7 @@ def _ending(main: Callable[[], int | None]) -> int:
     except UserError as error:
         release()
         several = "" if len(error.problems) == 1 else f"{len(error.problems)} problems\n"
-        print(f"error: {several}{error}", file=sys.stderr)
+        print(on_screen(f"error: {several}{error}", sys.stderr), file=sys.stderr)
         return error.exit_code
     except OSError as error:
         hint = "; make room, then start again: what was written before is whole" if is_full(error) else ""
@@ -120,12 +121,16 @@ def unwritable(what: str, error: OSError) -> UserError:
     return RunError(f"{what}: {reason}; make room") if is_full(error) else UserError(f"{what}: {reason}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest known one, or nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
+def did_you_mean(name: str, known: Iterable[str], near: Mapping[str, str] | None = None) -> str:
+    """The end of a message about an unknown name: the closest known one, or nothing.
+
+    `near`: other names -> the known one that is meant by them.
+    """
+    meant = {word: word for word in known} | dict(near or {})
+    matches = difflib.get_close_matches(name, meant, n=1)
+    return f"; did you mean {meant[matches[0]]}?" if matches else ""
 
 
 def _complain(text: str, head: str = "error: ") -> None:
     release()
-    print(f"{head}{printable(text)}", file=sys.stderr)
+    print(on_screen(f"{head}{printable(text)}", sys.stderr), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Height and width, in this order: in flags, in messages and in the code. Only PIL has it the other way round."""
+"""Height and width, in this order in flags and in the code, as in diffusers; PIL and all text have width first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Size(NamedTuple):
     width: int
 
     def __str__(self) -> str:
-        return f"{self.height} x {self.width}"
+        """Width first, as every viewer of pictures shows it."""
+        return f"{self.width} x {self.height}"
 
     @classmethod
     def of(cls, image: Image.Image) -> Size:

@@ -20,7 +20,8 @@ from typing import Any, Literal, get_args, get_origin
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from flux_db.settings.command_line import REFUSED, Flag, read_flags  # noqa: E402  a script finds its package beside it
+from flux_db.settings.command_line import Flag, read_flags  # noqa: E402  a script finds its package beside it
+from flux_db.settings.peer_flags import PEER_FLAGS  # noqa: E402
 from flux_db.settings.schema import SECTIONS, ConceptConfig  # noqa: E402
 
 PAGE = ROOT / "docs" / "flags.md"
@@ -34,23 +35,24 @@ All flags of `train_dreambooth_lora_flux.py`. `python -m flux_db check`, `prepar
 same ones. The names are those of diffusers' and mindone's scripts where these have one.
 
 - `--config FILE.yaml` reads settings from a file. Its keys are the names of the flags, without the dashes. Flags
-  override the file, and the file overrides the defaults. `--help` lists all flags.
+  override the file, and the file overrides the defaults. `--help` shows the flags that most runs set, `--help-all` all.
 - N is a whole number, X a number. A switch takes no value; `--no-` before its name turns it off. In a YAML file a
   switch is `true` or `false`.
 - A flag marked *repeatable* may be given several times. In a YAML file it takes a list.
 - `--hub_token` is also accepted. It is not a setting: the program removes it from its command line and never stores it.
 """
 
-REFUSED_INTRODUCTION = """\
+PEERS_INTRODUCTION = """\
 ## Flags of other scripts
 
-diffusers' and mindone's scripts have these flags, which have no meaning here. The program rejects them with the reason.
+diffusers' and mindone's scripts have these flags, which are no settings here. A value that changes nothing is ignored
+with a line that says so; any other is rejected with the reason.
 """
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *(_section(section) for section in SECTIONS.values()), _refused()])
+    return "\n".join([INTRODUCTION, *(_section(section) for section in SECTIONS.values()), _peers()])
 
 
 def _section(section: type) -> str:
@@ -61,9 +63,12 @@ def _section(section: type) -> str:
     return "\n".join([f"## {title}", "", *head, *rows, ""])
 
 
-def _refused() -> str:
-    rows = [f"| `--{name}` | {_prose(reason)} |" for name, reason in REFUSED.items() if name != "hub_token"]
-    return "\n".join([REFUSED_INTRODUCTION, "| Flag | Reason |", "|---|---|", *rows, ""])
+def _peers() -> str:
+    flags = {name: flag for name, flag in PEER_FLAGS.items() if name != "hub_token"}
+    cells = [(flag.when, flag.reason, "" if flag.when == "always" else flag.instead) for flag in flags.values()]
+    rows = [f"| `--{name}` | {' | '.join(map(_prose, row))} |" for name, row in zip(flags, cells, strict=True)]
+    head = ["| Flag | Ignored | Reason | Otherwise |", "|---|---|---|---|"]
+    return "\n".join([PEERS_INTRODUCTION, *head, *rows, ""])
 
 
 def _names(flag: Flag) -> str:

@@ -3,8 +3,8 @@
 #
 #   DEVICES=8 bash scripts/train_multi.sh FLAGS
 #
-# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help. Prompts and pictures are encoded once,
-# before the workers start. --train_batch_size counts pictures on each device.
+# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help-all. Prompts and pictures are encoded
+# once, before the workers start. --train_batch_size counts pictures on each device.
 # Variables:
 #   DEVICES     how many devices (default: 8)
 #   PORT      of msrun's scheduler (default: a free one)

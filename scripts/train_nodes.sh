@@ -4,7 +4,7 @@
 #   NODES=2 NODE_RANK=0 MASTER_ADDR=192.168.1.10 DEVICES=8 bash scripts/train_nodes.sh FLAGS
 #   NODES=2 NODE_RANK=1 MASTER_ADDR=192.168.1.10 DEVICES=8 bash scripts/train_nodes.sh FLAGS
 #
-# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help. All folders in them must be on a file
+# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help-all. All folders in them must be on a
 # system that all servers see. The first server encodes; the others wait for it.
 # Variables:
 #   NODES        how many servers

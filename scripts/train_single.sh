@@ -3,7 +3,7 @@
 #
 #   bash scripts/train_single.sh FLAGS
 #
-# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help.
+# FLAGS are those of train_dreambooth_lora_flux.py, which lists them with --help-all.
 # Variables:
 #   LOG_DIR   folder for the log, worker_0.log (default: logs in --output_dir)
 #   PYTHON    the python of your environment (default: the one on PATH that has MindSpore, then .venv)

@@ -14,7 +14,8 @@ from flux_db.check.values import check_values
 from flux_db.commands import plan
 from flux_db.commands.table import COMMANDS, build_parser
 from flux_db.lora import generate_flags
-from flux_db.settings.command_line import REFUSED, parse_config, read_flags
+from flux_db.settings.command_line import parse_config, read_flags
+from flux_db.settings.peer_flags import PEER_FLAGS
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import make_flags_page
@@ -170,10 +171,10 @@ def test_readme_names_exactly_the_configs_there_are():
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_flags_exist(path):
-    known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {*REFUSED}
+    known = {name for flag in read_flags().values() for name in (flag.name, *flag.aliases)} | {*PEER_FLAGS}
     for source in FLAG_SOURCES:
         known |= set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", source.read_text(encoding="utf-8")))
-    known |= {"config", "help"}
+    known |= {"config", "help", "help-all"}
     named = {name.removeprefix("no-") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*\w)(?![\w-])", PAGES[path])}
     assert not named - known
 

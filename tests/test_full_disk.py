@@ -191,7 +191,7 @@ def test_runs_on_small_disks(tmp_path):
     disks = FullDisk(tmp_path)
     none = disks.run(disks.enough // 10, resumed=False)
     assert (none.exit_code, none.problems) == (1, [])
-    some = disks.run(disks.enough // 2, resumed=True)
+    some = disks.run(disks.enough // 3, resumed=True)
     assert some.problems == []
     if disks.mounts:
         assert some.exit_code == 1 and "checkpoint-" in some.message and some.step > RESUME_AT, some

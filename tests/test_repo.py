@@ -26,10 +26,10 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "early_interrupt garbage releases size step_inputs problem console progress files output_folder plain_json"
-    " plain_yaml png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
+    "": "early_interrupt garbage releases size step_inputs problem terminal console progress files output_folder"
+    " plain_json plain_yaml png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
-    " preserved command_line resume_rules secrets",
+    " preserved peer_flags command_line resume_rules secrets",
     "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
     " vae_tiles scoring_folder identity device late_scipy lazy_mindone quiet repeated_calls fingerprint compile_hook"
     " compile_watch compile_cache cpu_conv formulations int8_linear cpu_layers device_kernels dinov2 operators runtime"
@@ -61,7 +61,7 @@ LIGHT = ("settings", "data", "check", "run", "report")
 SLOW = ("mindspore", "mindone", "transformers", "torch")
 
 # What the import name does not say.
-DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"PIL": "pillow", "pillow_heif": "pillow-heif", "yaml": "pyyaml"}
 
 
 @cache
@@ -198,12 +198,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def declared() -> set[str]:
-    return {re.match(r"[\w.-]+", line)[0].lower() for line in PROJECT["dependencies"]}
+    return set(map(distribution, PROJECT["dependencies"]))
 
 
 def optional() -> set[str]:
-    """Packages that an extra of the same name brings."""
-    return set(PROJECT["optional-dependencies"]) - {"test", "interop"}
+    """Packages that an extra brings to users."""
+    extras = PROJECT["optional-dependencies"]
+    return {distribution(line) for name, lines in extras.items() if name not in ("test", "interop") for line in lines}
+
+
+def distribution(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement)[0].lower()
 
 
 def test_everything_imported_is_declared():

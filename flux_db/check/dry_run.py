@@ -6,7 +6,9 @@ import collections
 import contextlib
 import csv
 import io
+import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from flux_db.check.model import model_warnings
 from flux_db.check.peer_notes import notes
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
-from flux_db.console import printable
+from flux_db.console import printable, show
 from flux_db.data.dataset import Dataset, Example, preserved_prompts, read_dataset
 from flux_db.data.selection import Subject, Survey
 from flux_db.errors import UserError
@@ -33,12 +35,13 @@ from flux_db.settings.concepts import has_trigger, setting_name
 from flux_db.settings.derived import background, raw_sample_prompts
 from flux_db.settings.schema import Config
 from flux_db.size import Size
+from flux_db.terminal import strong, width
 
 # Rows of the table on the terminal: the first ones, and those with warnings. The file has all of them.
 FIRST_ROWS = 20
 MOST_ROWS = 100
 NAME_WIDTH = 32
-CAPTION_WIDTH = 56
+CAPTION_WIDTH, LEAST_CAPTION = 56, 16
 # How a cell begins that a spreadsheet would compute.
 FORMULA = ("=", "+", "-", "@")
 
@@ -71,13 +74,15 @@ def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None
         dataset, warnings = read_dataset(config, seen)
         if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)
-            print(*map(printable, _report(config, seen, dataset, rows, general, notes(given))), sep="\n")
+            for line in _report(config, seen, dataset, rows, general, notes(given)):
+                show(line)
             problems += _write_files(config, seen.subjects, rows)
     if problems:
         raise UserError(problems)
     if dataset is not None and demand_resumable is not None:
         demand_resumable(config, dataset)
-    print("\nNo problems: the run can start.")
+    print()
+    show("No problems: the run can start.")
     return 0
 
 
@@ -140,7 +145,7 @@ def _report(
     for number, subject in enumerate(seen.subjects):
         own = {row.example.picture.path for row in rows if row.example.concept == number}
         yield f"Pictures: {len(own)} in {subject.found.folder}"
-    yield "Sizes are height x width; the bucket is what the model sees."
+    yield "Sizes are width x height; the bucket is what the model sees."
     yield ""
     yield from _table(config, rows)
     yield ""
@@ -148,7 +153,7 @@ def _report(
         yield from _concept_table(config, dataset)
         yield ""
     yield f"Warnings: {_count_warnings(rows)}"
-    yield from (f"  {warning}" for warning in general[:MOST_ROWS])
+    yield from (f"  ! {warning}" for warning in general[:MOST_ROWS])
     if len(general) > MOST_ROWS:
         yield f"  ... and {len(general) - MOST_ROWS} more"
     yield ""
@@ -161,17 +166,14 @@ def _table(config: Config, rows: Sequence[Row]) -> Iterator[str]:
     shown = [row for number, row in enumerate(rows) if number < FIRST_ROWS or row.warnings][:MOST_ROWS]
     lines = [("file", "size", "bucket", "caption")]
     lines += [
-        (
-            _cut(printable(row.name), NAME_WIDTH),
-            str(row.size),
-            str(row.bucket),
-            _cut(printable(row.example.prompt), CAPTION_WIDTH),
-        )
+        (_cut(printable(row.name), NAME_WIDTH), str(row.size), str(row.bucket), printable(row.example.prompt))
         for row in shown
     ]
     widths = [*(max(len(line[column]) for line in lines) for column in range(3)), 0]
+    room = (width(sys.stdout) or math.inf) - sum(widths) - 4 * len("  ")
+    lines = [(*line[:3], _cut(line[3], max(LEAST_CAPTION, min(CAPTION_WIDTH, room)))) for line in lines]
     for line, row in zip(lines, [None, *shown], strict=True):
-        yield "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        yield "  " + "  ".join(text.ljust(wide) for text, wide in zip(line, widths, strict=True))
         yield from (f"      ! {warning}" for warning in (row.warnings if row else ()))
     if len(shown) < len(rows):
         yield f"  ... and {len(rows) - len(shown)} more: all are in {Path(config.output.output_dir, PICTURE_TABLE)}"
@@ -198,7 +200,7 @@ def _concept_table(config: Config, dataset: Dataset) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     yield "Concepts (examples: in an epoch; seen: how often each picture is, in the whole run; weight: of the loss)"
     for line in lines:
-        yield "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        yield "  " + "  ".join(text.ljust(wide) for text, wide in zip(line, widths, strict=True)).rstrip()
 
 
 def _span(values: tuple[int, int]) -> str:
@@ -222,15 +224,15 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     if config.runtime.distributed and run.devices == 1:
         yield "                     counted for one device: with more, the batch grows and an epoch has fewer steps"
     yield f"  examples per epoch {run.examples}{repeats}"
-    yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {run.steps} in all"
-    yield f"  epochs             {run.epochs:.4g}"
+    yield f"  steps              {run.steps_per_epoch:.4g} per epoch, {strong(str(run.steps))} in all"
+    yield f"  epochs             {strong(f'{run.epochs:.4g}')}"
     if (patience := config.validation.early_stop_patience) is not None:
         watched = "a higher score" if config.validation.keep_best == "score" else "a lower validation loss"
         rounds = "1 validation round" if patience == 1 else f"{patience} validation rounds"
         yield f"                     fewer after {rounds} without {watched}"
     if optim.max_train_minutes is not None:
         yield f"                     stopped after {optim.max_train_minutes:g} minutes with a checkpoint, to be resumed"
-    yield f"  each picture       is seen {_span(run.seen)} times"
+    yield f"  each picture       is seen {strong(_span(run.seen))} times"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
     for number, line in enumerate(memory_lines(config)):
         yield f"  {'' if number else 'host memory':18} {line}"

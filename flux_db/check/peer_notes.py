@@ -1,4 +1,4 @@
-"""Where a command line of diffusers' or mindone's script means something else here: a short line for each."""
+"""Where a command line of diffusers' or mindone's script means nothing or something else here: a line for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def say_notes(given: Given) -> None:
 
 def notes(given: Given) -> list[str]:
     """Lines to print; none about defaults if there is a YAML file, which those scripts do not have."""
-    return [*([] if given.has_file else _defaults(given)), *_epochs(given)]
+    return [*given.ignored, *([] if given.has_file else _defaults(given)), *_epochs(given)]
 
 
 def _defaults(given: Given) -> Iterator[str]:

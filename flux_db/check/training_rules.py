@@ -30,16 +30,10 @@ def _optimizer_problems(config: Config) -> list[Problem]:
     optim, warmup = config.optim, config.optim.lr_warmup_steps
     return broken(
         Rule(
-            warmup > 0 and optim.lr_scheduler == "constant",
-            "lr_warmup_steps",
-            f" {warmup}: --lr_scheduler constant has no warm-up; use constant_with_warmup",
-            ("lr_scheduler",),
-        ),
-        Rule(
-            optim.max_train_steps is not None and warmup > optim.max_train_steps,
+            optim.max_train_steps is not None and warmup > optim.max_train_steps and optim.lr_scheduler != "constant",
             "lr_warmup_steps",
             f" {warmup}: longer than the run of --max_train_steps {optim.max_train_steps}; shorten the warm-up",
-            ("max_train_steps",),
+            ("max_train_steps", "lr_scheduler"),
         ),
         Rule(
             config.output.ema_export and optim.ema_decay is None,

@@ -26,15 +26,19 @@ LEAST_PRODIGY_RATE = 0.1
 def warnings(config: Config) -> list[Problem]:
     """What is allowed, but hardly meant."""
     optim = config.optim
-    if optim.optimizer == "prodigy" and optim.learning_rate < LEAST_PRODIGY_RATE:
-        return [
-            Problem(
-                f"--learning_rate {optim.learning_rate:g}: Prodigy finds its step size itself and takes this as a"
-                f" factor on it, usually 1; below {LEAST_PRODIGY_RATE} it learns next to nothing",
-                flag="learning_rate",
-            )
-        ]
-    return []
+    return broken(
+        Rule(
+            optim.optimizer == "prodigy" and optim.learning_rate < LEAST_PRODIGY_RATE,
+            "learning_rate",
+            f" {optim.learning_rate:g}: Prodigy finds its step size itself and takes this as a factor on it, usually 1;"
+            f" below {LEAST_PRODIGY_RATE} it learns next to nothing",
+        ),
+        Rule(
+            optim.lr_warmup_steps > 0 and optim.lr_scheduler == "constant",
+            "lr_warmup_steps",
+            f" {optim.lr_warmup_steps} is ignored: --lr_scheduler constant has no warm-up; constant_with_warmup has",
+        ),
+    )
 
 
 def check_values(config: Config) -> list[Problem]:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from flux_db.data.pictures import EXTENSIONS, MASK_SUFFIX, Picture
-from flux_db.data.pixels import crop_box, load_unchanged, load_upright, to_rgb
+from flux_db.data.pictures import MASK_SUFFIX, Picture
+from flux_db.data.pixels import crop_box, extensions, load_unchanged, load_upright, to_rgb
 from flux_db.errors import UserError
 from flux_db.files import PICTURE_LIMIT, read_bytes
 from flux_db.problem import Problem
@@ -110,7 +110,7 @@ def _named_masks(folder: Path, problems: list[str]) -> dict[str, Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(root, name)
-            if path.suffix.lower() not in EXTENSIONS or name.startswith("."):
+            if path.suffix.lower() not in extensions() or name.startswith("."):
                 continue
             first = masks.setdefault(_mask_name(os.path.relpath(path, folder)), path)
             if first != path:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flux_db.data import near_duplicates
 from flux_db.data.captions import read_captions
-from flux_db.data.pixels import blame, decode, demand_picture
+from flux_db.data.pixels import blame, decode, demand_picture, extensions, listed, unread_formats
 from flux_db.errors import UserError
 from flux_db.file_memo import FileMemo, identity_of
 from flux_db.files import PICTURE_LIMIT, read_bytes
@@ -19,7 +19,6 @@ from flux_db.problem import Kind, Problem
 from flux_db.progress import progress_bar
 from flux_db.size import Size
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASK_SUFFIX = ".mask.png"
 # Folders inside one another; os.walk calls itself for each.
 MAX_DEPTH = 100
@@ -88,7 +87,8 @@ def find_pictures(folder: Path, *, may_be_empty: bool = False) -> Found:
     captions = read_captions(files, paths)
     ignored = tuple(f for f in files if not (_is_picture(f) or _is_mask(f) or f in captions.files))
     if not paths and not may_be_empty:
-        problems.append(f"{folder}: no pictures ({', '.join(EXTENSIONS)}); {len(ignored)} other files")
+        problems.append(f"{folder}: no pictures ({', '.join(extensions())}); {len(ignored)} other files")
+        problems += [f"{folder}: {text}" for text in unread_formats(ignored)]
     sources = (Source(path, captions.by_picture.get(path), captions.warnings.get(path, ())) for path in paths)
     return Found(folder, tuple(sources), ignored, (*problems, *captions.problems))
 
@@ -128,7 +128,7 @@ def _is_mask(path: Path) -> bool:
 
 
 def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in EXTENSIONS and not _is_mask(path)
+    return path.suffix.lower() in extensions() and not _is_mask(path)
 
 
 def _natural(path: Path) -> tuple:
@@ -155,9 +155,14 @@ def inspect_pictures(found: Found, resolution: int, memo: FileMemo | None = None
         for picture in pictures
         for warning in picture.warnings
     ]
-    if found.ignored:
-        warnings.append(Problem(f"other files, left alone: {len(found.ignored)}", path=found.folder))
+    warnings += [Problem(text, path=found.folder) for text in _left_alone(found)]
     return Inspection(tuple(pictures), (*found.problems, *problems), tuple(warnings))
+
+
+def _left_alone(found: Found) -> list[str]:
+    pictures = unread_formats(found.ignored)
+    others = [p.relative_to(found.folder).as_posix() for p in found.ignored if not unread_formats([p])]
+    return [*pictures, *([f"other files, left alone: {listed(others)}"] if others else [])]
 
 
 def _inspect(source: Source, resolution: int, memo: FileMemo) -> Picture | UserError:

@@ -5,16 +5,18 @@ No randomness: where to crop and whether to flip is decided by the caller.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from flux_db.data import near_duplicates
 from flux_db.errors import UserError
@@ -31,6 +33,40 @@ SIDEWAYS = (5, 6, 7, 8)
 
 # By name, because PIL would otherwise hand a PostScript file called .jpg to Ghostscript.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+
+# Formats that need a library: extension -> name in PIL, and how to install what reads it.
+_OPTIONAL = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF", ".hif": "HEIF"}
+_INSTALLED_BY = {"AVIF": "pip install -U pillow", "HEIF": 'pip install -e ".[heic]"'}
+
+
+@functools.cache
+def extensions() -> tuple[str, ...]:
+    """Of the pictures that can be read here."""
+    there = {
+        "AVIF": "avif" in features.modules and features.check_module("avif"),
+        "HEIF": importlib.util.find_spec("pillow_heif") is not None,
+    }
+    return (*_EXTENSIONS, *(name for name, kind in _OPTIONAL.items() if there[kind]))
+
+
+def unread_formats(paths: Sequence[Path]) -> list[str]:
+    """What to do about files that are pictures, but of formats that cannot be read here; a text for each format."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        if (suffix := path.suffix.lower()) in _OPTIONAL and suffix not in extensions():
+            found.setdefault(_OPTIONAL[suffix], []).append(path.name)
+    return [
+        f"pictures left alone: {listed(names)}; to read them, {_INSTALLED_BY[kind]}, or convert them to JPEG, as in: "
+        f"magick mogrify -format jpg *{Path(names[0]).suffix}"
+        for kind, names in found.items()
+    ]
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """The count, and the first names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{len(names)} ({', '.join(names[:most])}{more})"
 
 
 # The values of white in the modes deeper than 8 bits; the first that is not exceeded is taken.
@@ -108,7 +144,7 @@ def _open(stream: BinaryIO, path: Path) -> Image.Image:
         # PIL's own limit warns at a size that is fine here, and its error does not say what size was met.
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            image = Image.open(stream, formats=_FORMATS)
+            image = Image.open(stream, formats=_formats(path))
         finally:
             Image.MAX_IMAGE_PIXELS = limit
     pixels = image.height * image.width
@@ -118,6 +154,16 @@ def _open(stream: BinaryIO, path: Path) -> Image.Image:
             f"{MAX_PIXELS / 1e6:,.0f}; scale it down"
         )
     return image
+
+
+def _formats(path: Path) -> tuple[str, ...]:
+    """Those that may be in the file."""
+    kind = _OPTIONAL.get(path.suffix.lower())
+    if kind == "HEIF":
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    return _FORMATS if kind is None else (*_FORMATS, kind)
 
 
 def _orientation(image: Image.Image) -> int:

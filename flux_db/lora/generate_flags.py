@@ -62,7 +62,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lora", action="append", default=[], metavar="FILE[:WEIGHT]", help="LoRA file or folder; may be repeated")
     add("--prompt", action="append", default=[], help="what to draw; may be repeated")
     add("--prompts_file", type=Path, help=PROMPTS_HELP)
-    add("--size", type=_size, default=Size.square(1024), metavar="HxW", help="height and width (default: 1024x1024)")
+    add(
+        "--size",
+        type=_size,
+        default=Size.square(1024),
+        metavar="HxW",
+        help="height x width, as in diffusers (default: 1024x1024)",
+    )
     add("--num", type=_number_to(MOST_PICTURES), default=1, help="pictures per prompt (default: 1)")
     add("--steps", type=_number_to(MOST_STEPS), default=28, help="denoising steps (default: 28)")
     add("--guidance", type=merge.finite, default=3.5, help="guidance value (default: 3.5)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from flux_db.report.page import escape, page, picture, section, table
 from flux_db.report.run_page import public, shown_value, summary
 from flux_db.report.thumbnails import data_uris
 from flux_db.run.record import RunRecord
+from flux_db.run.sample_files import Round, columns
 
 # As many as there are distinguishable colours.
 MOST_RUNS = 6
-MOST_SAMPLES = 4
+MOST_SAMPLES = 16
+WIDEST_SAMPLE = 260
 BUDGET = 2_400_000
 
 # Settings that say where a run lies, not what it is.
@@ -79,19 +82,34 @@ def curves(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 
 def last_samples(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    # one of each prompt goes before a second of any
-    ordered = [sorted(run.rounds[-1].pictures, key=lambda file: file.number) if run.rounds else [] for run in runs]
-    shown = [files[:MOST_SAMPLES] for files in ordered]
-    if not any(shown):
+    """A row for each sample and a column for each run, so that the same prompt and noise stand side by side."""
+    last = [run.rounds[-1] if run.rounds else None for run in runs]
+    shown = _chosen([round_ for round_ in last if round_])
+    if not shown:
         return ""
-    uris = iter(data_uris([file.path for files in shown for file in files], BUDGET))
-    columns = []
-    for name, run, files in zip(names, runs, shown, strict=True):
-        images = [picture(next(uris), f"{name}: {file.title}", escape(file.title)) for file in files]
-        step = f"step {run.rounds[-1].step}" if run.rounds else "no samples"
-        head = f'<h3>{escape(name)} <span class="note">{step}</span></h3>'
-        columns.append(f'<div>{head}<div class="pictures">{"".join(images)}</div></div>')
-    return f'<div class="beside">{"".join(columns)}</div>'
+    found = [{(p.title, p.number): p.path for p in round_.pictures} if round_ else {} for round_ in last]
+    uris = iter(data_uris([files[key] for key in shown for files in found if key in files], BUDGET))
+    steps = (f"step {round_.step}" if round_ else "no samples" for round_ in last)
+    cells = [
+        f'<h3>{escape(name)} <span class="note">{step}</span></h3>' for name, step in zip(names, steps, strict=True)
+    ]
+    for title, keys in groupby(shown, key=lambda key: key[0]):
+        cells.append(f'<p class="prompt">{escape(title)}</p>')
+        cells += [
+            picture(next(uris), f"{name}: {title}") if key in files else "<span></span>"
+            for key in keys
+            for name, files in zip(names, found, strict=True)
+        ]
+    style = f"grid-template-columns: repeat({len(runs)}, minmax(110px, {WIDEST_SAMPLE}px))"
+    return f'<div class="scroll"><div class="pictures compared" style="{style}">{"".join(cells)}</div></div>'
+
+
+def _chosen(rounds: list[Round]) -> list[tuple[str, int]]:
+    """(title, number) of the samples to show, by prompts; of too many, one of each prompt before a second of any."""
+    known = columns(rounds)
+    chosen = sorted(known, key=lambda key: key[1])[:MOST_SAMPLES]
+    titles = list(dict.fromkeys(title for title, _ in known))
+    return sorted(chosen, key=lambda key: (titles.index(key[0]), key[1]))
 
 
 def differences(runs: Sequence[RunRecord], names: Sequence[str]) -> str:

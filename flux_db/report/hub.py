@@ -90,7 +90,7 @@ def push_run(config: Config) -> int:
 def print_retry(config: Config, problem: str) -> None:
     output = Path(config.output.output_dir)
     say(f"error: the upload failed: {problem}. The run itself is complete, in {output}. To try again:")
-    say("  " + retry_command(output, repository(config), config.hub.hub_private))
+    say("  " + retry_command(output, repository(config), config.hub.hub_private), wrap=False)
 
 
 def retry_command(output: Path, name: str, private: bool) -> str:

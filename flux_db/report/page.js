@@ -1,4 +1,7 @@
 // The slider over the rounds of samples, and the values under the pointer in charts.
+// The report of a run that goes on is loaded again by itself: what was chosen in it is kept.
+var kept = { get: function (name) { try { return sessionStorage.getItem(name); } catch (e) { return null; } },
+  set: function (name, value) { try { sessionStorage.setItem(name, value); } catch (e) { /* not allowed */ } } };
 document.documentElement.classList.add('js');
 document.querySelectorAll('.rounds').forEach(function (box) {
   var rounds = box.querySelectorAll('.round'), input = box.querySelector('input');
@@ -8,12 +11,23 @@ document.querySelectorAll('.rounds').forEach(function (box) {
     output.textContent = rounds[+input.value].querySelector('h3').textContent;
     input.setAttribute('aria-valuetext', output.textContent);
   }
-  input.max = rounds.length - 1; input.value = rounds.length - 1;
-  input.addEventListener('input', show);
-  button.addEventListener('click', function () {
-    var all = box.classList.toggle('all');
+  function showAll(all) {
+    box.classList.toggle('all', all);
     button.textContent = all ? 'One step' : 'All steps';
+  }
+  var place = location.pathname;
+  var steps = [].map.call(rounds, function (round) { return round.querySelector('h3').textContent; });
+  var chosen = steps.indexOf(kept.get(place + ' step'));
+  input.max = rounds.length - 1; input.value = chosen < 0 ? rounds.length - 1 : chosen;
+  input.addEventListener('input', function () {
+    show();  // at the right end it follows the run
+    kept.set(place + ' step', +input.value === rounds.length - 1 ? '' : steps[+input.value]);
   });
+  button.addEventListener('click', function () {
+    showAll(!box.classList.contains('all'));
+    kept.set(place + ' all', box.classList.contains('all') ? 'yes' : '');
+  });
+  showAll(kept.get(place + ' all') === 'yes');
   show();
 });
 function short(value) {

@@ -14,10 +14,13 @@ def escape(text: object) -> str:
     return html.escape(printable(str(text), keep="\n\t"))
 
 
-def page(title: str, body: str) -> str:
+def page(title: str, body: str, reload_seconds: float | None = None) -> str:
+    """`reload_seconds`: the file is written again meanwhile, and a browser loads it again by itself."""
+    reload = f'<meta http-equiv="refresh" content="{reload_seconds:.0f}">\n' if reload_seconds else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{reload}"
         f"<title>{escape(title)}</title>\n<style>\n{_part('page.css')}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n<script>\n{_part('page.js')}</script>\n</body>\n</html>\n"
     )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import statistics
+import time
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -32,6 +33,10 @@ SAMPLE_BUDGET = 1_900_000
 TRAINING_BUDGET = 500_000
 # As many as there are distinguishable colours.
 MOST_CONCEPTS = 6
+# While a run goes on its report is written every so many seconds, and a browser that shows it loads it again.
+REPORT_SECONDS = 20.0
+# The share of the run's time that this may take.
+REPORT_SHARE = 0.02
 
 
 def write_report(output: Path) -> None:
@@ -43,21 +48,46 @@ def write_report(output: Path) -> None:
         say(f"warning: the report was not written: {reason}; python -m flux_db report {output} makes it again")
 
 
+class LiveReport:
+    """The report of a run that goes on: written again from time to time, for a small share of the run's time."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self._due = time.monotonic() + REPORT_SECONDS
+
+    def renew(self) -> bool:
+        """Write the report if it is time; true if it was."""
+        start = time.monotonic()
+        if start < self._due:
+            return False
+        write_report(self.output)
+        end = time.monotonic()
+        self._due = end + max(REPORT_SECONDS, (end - start) / REPORT_SHARE)
+        return True
+
+
 def render(run: RunRecord) -> str:
     written = f"{run.state.time} · " if run.state else ""
     body = (
         header(run)
         + tiles(summary(run))
-        + section("Samples", timeline(list(run.rounds)))
+        + section("Samples", samples(run))
         + section("Scores of the samples", scores_table(run))
         + section("Curves", curves(run))
-        + section("Memory on Ascend", memory_chart(run.settings))
-        + section("Training pictures, as the model saw them", training_pictures(run.folder))
+        + section("Memory on Ascend", memory_chart(run.settings) if _may_be_on_ascend(run) else "")
         + section("How to use the LoRA", usage(run))
         + section("Settings", settings_tables(run.settings))
         + f"<footer>{escape(written)}flux_db {__version__}</footer>"
     )
-    return page(run.name, body)
+    is_running = run.state is not None and run.state.status == "running"
+    return page(run.name, body, reload_seconds=REPORT_SECONDS if is_running else None)
+
+
+def _may_be_on_ascend(run: RunRecord) -> bool:
+    """Not if it was on the CPU: a step on Ascend has the device's memory."""
+    if run.steps:
+        return bool(run.points("device_memory_mb"))
+    return run.settings.get("device") != "CPU"
 
 
 def concepts(run: RunRecord) -> list[dict[str, Any]]:
@@ -238,6 +268,14 @@ def score_points(run: RunRecord) -> list[Point]:
 
 
 # --- pictures ----------------------------------------------------------------------------------------------------
+
+
+def samples(run: RunRecord) -> str:
+    """The samples, and beside them what they should look like."""
+    rounds, training = timeline(list(run.rounds)), training_pictures(run.folder)
+    if training:
+        training = f"<aside><h3>Training pictures, as the model saw them</h3>{training}</aside>"
+    return f'<div class="with-training">{rounds}{training}</div>' if rounds and training else rounds + training
 
 
 def timeline(rounds: list[Round]) -> str:

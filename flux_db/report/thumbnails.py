@@ -26,6 +26,8 @@ from flux_db.settings.schema import Config
 # Longest sides to try, the largest first.
 EDGES = (384, 320, 256, 192, 144, 96, 64)
 QUALITY = 80
+# A picture with longer sides is a photograph to the eye. In a smaller one every pixel is to be seen.
+SMALL = 128
 
 MOST_TRAINING = 24
 TRAINING_EDGE = 256
@@ -54,13 +56,17 @@ def _uri(path: Path, changed: int, edge: int) -> str:
         picture = load_rgb(path)
     except UserError:
         return ""  # a damaged picture is shown by its description
-    picture.thumbnail((edge, edge), Image.Resampling.LANCZOS)
-    return f"data:image/webp;base64,{base64.b64encode(_webp(picture)).decode()}"
+    if max(picture.size) <= min(SMALL, edge):
+        kind = "png"  # the page's style keeps the pixels of a PNG sharp
+    else:
+        kind = "webp"
+        picture.thumbnail((edge, edge), Image.Resampling.LANCZOS)
+    return f"data:image/{kind};base64,{base64.b64encode(_encoded(picture, kind)).decode()}"
 
 
-def _webp(picture: Image.Image) -> bytes:
+def _encoded(picture: Image.Image, kind: str, *, lossless: bool = False) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=QUALITY)
+    picture.save(buffer, kind, quality=QUALITY, lossless=lossless)  # PNG has neither option
     return buffer.getvalue()
 
 
@@ -96,7 +102,8 @@ def _store(config: Config, dataset: Dataset, folder: Path) -> None:
     pictures = []
     for number, sample in enumerate(samples[:MOST_TRAINING]):
         name = f"training-{number:02d}.webp"
-        write_file(folder / name, _webp(_crop(sample, config)))
+        crop = _crop(sample, config)
+        write_file(folder / name, _encoded(crop, "webp", lossless=max(crop.size) <= SMALL))
         pictures.append(TrainingPicture(name, printable(sample.picture.path.name), sample.prompt))
     content = {"total": len(samples), "pictures": [asdict(picture) for picture in pictures]}
     write_file(folder / THUMBNAIL_INDEX, (json.dumps(content, indent=1) + "\n").encode())

@@ -18,6 +18,7 @@ from flux_db.progress import progress_bar
 from flux_db.run.metrics_file import ROUND
 from flux_db.run.trackers import open_trackers
 from flux_db.settings.schema import Config
+from flux_db.terminal import strong
 
 # On the terminal: the first measures are those that matter most.
 SCORES_SHOWN = 5
@@ -95,7 +96,7 @@ class MetricsLog:
         self._measured |= {"validation_loss_by_concept": by_concept} if by_concept else {}
         parts = ", ".join(f"{printable(name)} {value:.5f}" for name, value in by_concept.items())
         shown = f" ({parts})" if parts else ""
-        say(f"validation loss at step {step}: {loss:.5f}{', the lowest so far' if best else ''}{shown}")
+        say(f"validation loss at step {step}: {strong(f'{loss:.5f}')}{', the lowest so far' if best else ''}{shown}")
         scalars = {f"validation/loss/{name}": value for name, value in by_concept.items()}
         self._trackers.scalars({"validation/loss": loss} | scalars, step)
 
@@ -109,7 +110,7 @@ class MetricsLog:
         others = [f"{name} {value:.3f}" for name, value in known.items() if name != "score"]
         shown = ", ".join(others[:SCORES_SHOWN])
         total = f"{known['score']:.4f}" if "score" in known else "none"
-        say(f"score at step {step}: {total}{', the highest so far' if best else ''} ({shown})")
+        say(f"score at step {step}: {strong(total)}{', the highest so far' if best else ''} ({shown})")
         self._trackers.scalars({f"score/{name}": value for name, value in known.items()}, step)
 
     def end_round(self, step: int, samples: int) -> None:

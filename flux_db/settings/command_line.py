@@ -23,33 +23,12 @@ from flux_db.atomic import write_file
 from flux_db.errors import UserError, did_you_mean
 from flux_db.files import read_file_or_pipe
 from flux_db.problem import Problem
-from flux_db.settings import concept_list, raw_values
+from flux_db.settings import concept_list, peer_flags, raw_values
+from flux_db.settings.peer_flags import PEER_FLAGS
 from flux_db.settings.raw_values import NO_VALUE
 from flux_db.settings.schema import SECTIONS, ConceptConfig, Config, from_flat_dict, is_required, to_flat_dict
 
 Check = Callable[[Config], Sequence[Problem]]
-
-_PRODIGY = "Prodigy always has its recommended setting: decoupled decay, bias correction, safeguarded warm-up"
-_ATTENTION = "the attention kernel is chosen by the device; leave the flag out"
-
-# Flags of diffusers' and mindone's scripts that have no meaning here, and why or what to do instead.
-REFUSED: dict[str, str] = {
-    "prodigy_beta3": _PRODIGY,
-    "prodigy_decouple": _PRODIGY,
-    "prodigy_use_bias_correction": _PRODIGY,
-    "prodigy_safeguard_warmup": _PRODIGY,
-    "use_8bit_adam": "a LoRA's optimizer state is small and kept in float32; use --optimizer adamw",
-    "allow_tf32": "TF32 is not a format of Ascend or the CPU; use --mixed_precision",
-    "local_rank": "the rank comes from msrun; use --distributed",
-    "zero_stage": "only the frozen transformer is sharded over devices; use --shard_base",
-    "enable_mindspore_data_sink": "it saves nothing: batches are prepared ahead in threads, and handing one over takes"
-    " 2 ms",
-    "mindspore_mode": "training always runs in graph mode",
-    "prior_generation_precision": "class pictures are generated in the training precision; use --mixed_precision",
-    "enable_xformers_memory_efficient_attention": _ATTENTION,
-    "enable_npu_flash_attention": _ATTENTION,
-    "hub_token": "a token is no setting and is never stored; log in with hf auth login, or set HF_TOKEN",
-}
 
 # One of these must be given; on the command line it takes the place of the others in the YAML file, and of what
 # belongs to them.
@@ -81,6 +60,10 @@ class Flag:
     required: bool
     help: str
     aliases: tuple[str, ...]
+    basic: bool
+    """Whether --help shows it; --help-all shows every flag."""
+    near: tuple[str, ...]
+    """What people write who mean it."""
     alone: str | None = None
     """What the flag means without a value, if it means something: such a flag can also be turned off, by --no-."""
     unless: str | None = None
@@ -100,6 +83,8 @@ class Given:
     """Settings that the command line or the YAML file gives."""
     has_file: bool = False
     """Whether there is a YAML file."""
+    ignored: tuple[str, ...] = ()
+    """A line for each flag of another script that changes nothing here."""
 
     def problems_by(self, *checks: Check) -> list[Problem]:
         """All problems, those that the checks find included."""
@@ -136,8 +121,12 @@ def read_config(argv: Sequence[str]) -> Given:
 
     values: dict[str, Any] = {}
     faults: list[Problem] = []
+    theirs: list[tuple[str, str, Any]] = []
     for source, label in ((from_file, f"{file}: "), (given, "--")):
         for name, raw in source.items():
+            if name in PEER_FLAGS:
+                theirs.append((name, f"{label}{name}", raw))
+                continue
             try:
                 if name == CONCEPTS:
                     values[name], texts = concept_list.read(raw)
@@ -160,8 +149,11 @@ def read_config(argv: Sequence[str]) -> Given:
 
     config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
     faulty = frozenset(fault.flag for fault in faults)
+    judged = [peer_flags.judge(*flag, config) for flag in theirs]
+    problems += [line for line in judged if isinstance(line, Problem)]
     problems = [problem if isinstance(problem, Problem) else Problem(problem) for problem in problems]
-    return Given(config, (*problems, *faults), faulty, frozenset(values), file is not None)
+    ignored = tuple(line for line in judged if not isinstance(line, Problem))
+    return Given(config, (*problems, *faults), faulty, frozenset(values), file is not None, ignored)
 
 
 def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:
@@ -217,6 +209,8 @@ def read_flags() -> dict[str, Flag]:
             required=is_required(field),
             help=_field_texts(section)[field.name],
             aliases=field.metadata.get("aliases", ()),
+            basic=field.metadata.get("basic", False),
+            near=tuple(field.metadata.get("near", "").split()),
             alone=field.metadata.get("alone"),
             unless=field.metadata.get("unless"),
         )
@@ -251,8 +245,16 @@ class _Formatter(argparse.HelpFormatter):
         return " ".join(filter(None, [", ".join(action.option_strings), action.metavar]))
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """A parser that leaves values as text and exits for nothing but --help."""
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        full = build_parser(whole_help=True)
+        full.prog = parser.prog
+        full.print_help()
+        parser.exit()
+
+
+def build_parser(*, whole_help: bool = False) -> argparse.ArgumentParser:
+    """A parser that leaves values as text and exits for nothing but --help and --help-all."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--config FILE.yaml] [flags]",
         description="Train a DreamBooth LoRA for FLUX.1. Flags override the YAML file, which overrides the defaults.",
@@ -261,12 +263,15 @@ def build_parser() -> argparse.ArgumentParser:
         exit_on_error=False,
     )
     config_help = "YAML file of settings; its keys are the names of the flags."
+    every = f"show all {len(read_flags())} flags and exit"
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=every)
     parser.add_argument("--config", metavar="FILE.yaml", nargs="?", const=NO_VALUE, help=config_help)
     groups = {section: parser.add_argument_group(_title(section)) for section in SECTIONS.values()}
     for flag in read_flags().values():
         options = [f"--{name}" for name in (flag.name, *flag.aliases)]
         kind = _without_none(flag.annotation)
         text = f"{flag.help}{_default_note(flag)}".replace("%", "%%")
+        text = text if whole_help or flag.basic else argparse.SUPPRESS
         group = groups[flag.section]
         if kind is bool:
             group.add_argument(*options, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
@@ -280,6 +285,8 @@ def build_parser() -> argparse.ArgumentParser:
             group.add_argument(
                 f"--no-{flag.name}", dest=flag.name, action="store_const", const=OFF, help=argparse.SUPPRESS
             )
+    for name in PEER_FLAGS:
+        parser.add_argument(f"--{name}", nargs="?", const=NO_VALUE, help=argparse.SUPPRESS)
     return parser
 
 
@@ -338,8 +345,8 @@ def _names() -> dict[str, str]:
 
 
 def _why_unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
-    reason = REFUSED.get(name.removeprefix(prefix).removeprefix("no-"))
-    return f"not used here: {reason}" if reason else f"no such setting{did_you_mean(name, known)}"
+    near = {f"{prefix}{other}": f"{prefix}{flag.name}" for flag in read_flags().values() for other in flag.near}
+    return f"no such setting{did_you_mean(name, known, near)}"
 
 
 def _read_yaml(file: Any) -> tuple[dict[str, Any], list[str]]:
@@ -359,7 +366,7 @@ def _read_yaml(file: Any) -> tuple[dict[str, Any], list[str]]:
     if not isinstance(content, dict | None):
         raise UserError(f"--config {file}: expects lines of the form name: value")
     content = content or {}
-    names = _names()
+    names = _names() | {name: name for name in PEER_FLAGS}
     values: dict[str, Any] = {}
     unknown = [key for key in content if str(key) not in names]
     problems = [

@@ -1,6 +1,7 @@
 """Every setting of a training run, its default and its meaning.
 
-The field names are the names of the command-line flags and of the YAML keys; the text under a field is its help.
+The field names are the names of the command-line flags and of the YAML keys; the text under a field is its help. In a
+field's metadata, `basic` marks what --help shows, and `near` has the names that people try instead.
 """
 
 import dataclasses
@@ -18,7 +19,9 @@ PRODIGY_RATE = 1.0
 class ModelConfig:
     """The FLUX.1 model to start from"""
 
-    pretrained_model_name_or_path: str
+    pretrained_model_name_or_path: str = field(
+        metadata={"basic": True, "near": "model model_path base_model pretrained_model"}
+    )
     """Folder of a FLUX.1 model in diffusers layout, or its name on the hub, such as black-forest-labs/FLUX.1-dev."""
     revision: str | None = None
     """Branch, tag or commit of the model on the hub."""
@@ -65,7 +68,9 @@ CONCEPT_KEYS = {f.metadata.get("key", f.name): f for f in dataclasses.fields(Con
 class DataConfig:
     """Pictures and prompts"""
 
-    instance_data_dir: str | None = None
+    instance_data_dir: str | None = field(
+        default=None, metadata={"basic": True, "near": "data_dir train_data_dir image_dir data images pictures"}
+    )
     """Folder with the pictures of the subject. Either this, --dataset_name or --concepts."""
     dataset_name: str | None = None
     """Hugging Face dataset with the pictures of the subject: a local folder, or its name on the hub. Needs the package
@@ -76,7 +81,9 @@ class DataConfig:
     """Column of --dataset_name with the pictures."""
     caption_column: str | None = None
     """Column of --dataset_name with the captions. Without it every picture has --instance_prompt."""
-    instance_prompt: str | None = field(default=None, metadata={"unless": "concepts"})
+    instance_prompt: str | None = field(
+        default=None, metadata={"basic": True, "near": "prompt caption", "unless": "concepts"}
+    )
     """Prompt that names the subject by a rare word, such as "a photo of sks dog"; serves every picture without a
     caption. With --concepts each has its own."""
     concepts: tuple[ConceptConfig, ...] = ()
@@ -84,12 +91,12 @@ class DataConfig:
     take its place. Keys of an entry: dir and prompt, and if they are wanted trigger, class, repeats, weight (factor on
     the loss), mask_dir, caption_dropout and resolutions. Takes the place of --instance_data_dir and
     --instance_prompt."""
-    trigger_word: str | None = None
+    trigger_word: str | None = field(default=None, metadata={"near": "trigger token"})
     """Word that takes the place of {trigger} or [trigger] in captions, --instance_prompt and --validation_prompt. With
     --concepts each has its own."""
     with_prior_preservation: bool = False
     """Train on pictures of the subject's class as well, so that the model keeps what it knows of the class."""
-    class_data_dir: str | None = None
+    class_data_dir: str | None = field(default=None, metadata={"near": "reg_data_dir"})
     """Folder with class pictures; what is missing is generated into it. Needs --with_prior_preservation."""
     class_prompt: str | None = None
     """Prompt of the class pictures, such as "a photo of a dog". Needs --with_prior_preservation."""
@@ -106,12 +113,13 @@ class DataConfig:
     A step has three times the rows."""
     preserve_weight: float = 1.0
     """Weight of the difference from the base model beside the subject's loss. Needs --preserve_class."""
-    resolution: int = 512
+    resolution: int = field(default=512, metadata={"basic": True, "near": "res size image_size"})
     """Side in pixels of the square that the model sees; a multiple of 16. A concept may have others or several by its
     key resolutions."""
-    aspect_ratio_buckets: str | None = None
+    aspect_ratio_buckets: str | None = field(default=None, metadata={"near": "buckets enable_bucket"})
     """Instead of squares, crop each picture to the size of nearest shape: auto chooses sizes of about --resolution^2
-    pixels by the pictures, or name them as height,width;height,width. Every size is one more graph to compile."""
+    pixels by the pictures, or name them as height,width;height,width: 768,512 is a portrait, shown as 512 x 768. Every
+    size is one more graph to compile."""
     max_buckets: int = 5
     """Most sizes of --aspect_ratio_buckets."""
     center_crop: bool = False
@@ -119,11 +127,11 @@ class DataConfig:
     for every example with --no-cache_latents."""
     cache_crops: int = 1
     """Random crops of each picture to keep with cached latents; every draw takes one of them."""
-    random_flip: bool = False
+    random_flip: bool = field(default=False, metadata={"near": "flip flip_aug"})
     """Mirror pictures left to right in half of the draws. Not for subjects with writing on them."""
-    repeats: int = 1
+    repeats: int = field(default=1, metadata={"near": "num_repeats"})
     """How often each picture of the subject counts in one epoch."""
-    mask_dir: str | None = None
+    mask_dir: str | None = field(default=None, metadata={"near": "masks"})
     """Folder with masks that have the names of their pictures: white is the subject, black the rest. name.mask.png next
     to a picture is its mask without this flag."""
     alpha_mask: bool = False
@@ -134,14 +142,14 @@ class DataConfig:
     """Share of draws in which the subject's caption is replaced by the empty prompt."""
     alpha_background: str = "white"
     """Colour behind the transparent parts of pictures: a name such as grey, or #rrggbb (in quotes in YAML)."""
-    max_sequence_length: int = 512
+    max_sequence_length: int = field(default=512, metadata={"near": "max_token_length t5xxl_max_token_length"})
     """Tokens of a prompt that the T5 encoder sees, at most 512. Fewer save memory and time."""
     cache_latents: bool = True
     """Encode each picture once and train on the stored result; with --no-cache_latents the VAE stays in memory and
     encodes at every step."""
     encode_cache_dir: str | None = None
     """Folder for encoded prompts and pictures, which later runs use again. Without it: cache in --output_dir."""
-    dataloader_num_workers: int = 1
+    dataloader_num_workers: int = field(default=1, metadata={"near": "workers num_workers max_data_loader_n_workers"})
     """Threads that prepare batches ahead of training; 0 prepares each batch when it is needed."""
 
 
@@ -166,16 +174,16 @@ DEFAULT_LAYERS = (
 class LoraConfig:
     """The LoRA to train"""
 
-    rank: int = field(default=16, metadata={"aliases": ("lora_rank",)})
+    rank: int = field(default=16, metadata={"basic": True, "near": "r dim network_dim", "aliases": ("lora_rank",)})
     """Inner width of the LoRA matrices: more learns more detail and makes a larger file."""
-    lora_alpha: float | None = None
+    lora_alpha: float | None = field(default=None, metadata={"near": "alpha network_alpha"})
     """The LoRA is applied with strength alpha / rank. Without it alpha equals the rank."""
-    lora_dropout: float = 0.0
+    lora_dropout: float = field(default=0.0, metadata={"near": "dropout network_dropout"})
     """Share of the LoRA's inputs set to zero at random during training."""
     lora_compute: Literal["base", "fp32"] = "base"
     """Precision of the LoRA's products: that of the frozen model, or float32. Its weights, gradients and optimizer are
     in float32 with both."""
-    lora_layers: str | None = None
+    lora_layers: str | None = field(default=None, metadata={"near": "layers target_modules"})
     """Transformer modules that get a LoRA, with commas between: names such as attn.to_q, or attention, default
     (attention and feed-forward of both streams) or all (every linear layer of the blocks). single:7,12 or double:0-5
     beside them, or alone, limits these to some blocks. Without it: default."""
@@ -183,7 +191,7 @@ class LoraConfig:
     """Another rank for some layers, as EXPRESSION=RANK: a regular expression that fits the end of a layer's name, from
     a dot on, such as "attn\\.to_(q|k)=8"; ^ before it asks for the whole name. alpha / rank stays the same. Repeat the
     flag for several; the first that fits counts."""
-    init_lora: str | None = None
+    init_lora: str | None = field(default=None, metadata={"near": "network_weights"})
     """LoRA to start from instead of a fresh one: a file of any format that export reads, or the folder of a run. Rank,
     alpha and layers are the file's unless they are given. The optimizer starts afresh."""
     init_lora_resize: bool = False
@@ -236,7 +244,7 @@ class TextEncoderConfig:
 class LossConfig:
     """Loss and timesteps"""
 
-    guidance_scale: float = 1.0
+    guidance_scale: float = field(default=1.0, metadata={"near": "guidance"})
     """Guidance value given to a guidance-distilled model such as FLUX.1-dev while training."""
     weighting_scheme: Literal["none", "sigma_sqrt", "logit_normal", "mode", "cosmap"] = "none"
     """How timesteps are drawn (logit_normal, mode; the others uniformly) and the loss is weighted (sigma_sqrt, cosmap;
@@ -251,14 +259,14 @@ class LossConfig:
     size of the picture, as FLUX.1 itself was trained."""
     sigmoid_scale: float = 1.0
     """Width of sigmoid, shift and flux_shift: more draws more of both ends."""
-    flow_shift: float = 3.0
+    flow_shift: float = field(default=3.0, metadata={"near": "shift discrete_flow_shift"})
     """Shift of --timestep_sampling shift; 1 is none."""
     mode_scale: float = 1.29
     """Scale of the mode scheme: above 0 prefers the middle timesteps, below 0 the ends."""
-    loss: Literal["l2", "huber", "smooth_l1"] = "l2"
+    loss: Literal["l2", "huber", "smooth_l1"] = field(default="l2", metadata={"near": "loss_type"})
     """Error of the prediction at each latent: its square (l2), or one that grows like the square below a threshold and
     linearly above it, so that outliers count less: huber, or smooth_l1, which is huber divided by the threshold."""
-    huber_delta: float = 0.1
+    huber_delta: float = field(default=0.1, metadata={"near": "huber_c"})
     """Threshold of huber and smooth_l1; with --huber_schedule exponential that of pure noise."""
     huber_schedule: Literal["constant", "exponential"] = "exponential"
     """Threshold at noise level sigma: --huber_delta at each (constant), or --huber_delta to the power of sigma
@@ -269,21 +277,25 @@ class LossConfig:
 class OptimConfig:
     """Length of training, optimizer and learning rate"""
 
-    train_batch_size: int = 1
+    train_batch_size: int = field(default=1, metadata={"basic": True, "near": "batch batch_size"})
     """Pictures of the subject in a batch, on each device."""
-    gradient_accumulation_steps: int = 1
+    gradient_accumulation_steps: int = field(
+        default=1, metadata={"near": "accumulation_steps gradient_accumulation grad_accum"}
+    )
     """Batches whose gradients are averaged into one optimizer step."""
-    num_train_epochs: int = 1
+    num_train_epochs: int = field(default=1, metadata={"near": "epochs num_epochs max_train_epochs"})
     """Passes over the pictures. --max_train_steps overrides it."""
-    max_train_steps: int | None = None
+    max_train_steps: int | None = field(
+        default=None, metadata={"basic": True, "near": "steps max_steps num_steps train_steps iterations"}
+    )
     """Optimizer steps to train, instead of counting epochs."""
     max_train_minutes: float | None = None
     """Stop after so many minutes of training with a checkpoint and exit code 0; --resume_from_checkpoint latest goes on
     for as long again. Compiling, samples and saving count, what comes before the training does not. At least one step
     is taken."""
-    optimizer: Literal["adamw", "prodigy"] = "adamw"
+    optimizer: Literal["adamw", "prodigy"] = field(default="adamw", metadata={"near": "optim optimizer_type"})
     """adamw, or prodigy, which finds its own step size."""
-    learning_rate: float = 1e-4
+    learning_rate: float = field(default=1e-4, metadata={"basic": True, "near": "lr unet_lr"})
     """Learning rate after warm-up. Prodigy takes it as a factor on its own step size, by default 1."""
     lora_lr_pattern: tuple[str, ...] = ()
     """Another learning rate for some layers of the transformer, as EXPRESSION=FACTOR, by which the rate is multiplied;
@@ -295,11 +307,11 @@ class OptimConfig:
     """Multiply the learning rate by batch size, accumulation steps and number of devices."""
     lr_scheduler: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
-    ] = "constant"
+    ] = field(default="constant", metadata={"near": "scheduler"})
     """Course of the learning rate over the run."""
-    lr_warmup_steps: int = 0
-    """Optimizer steps over which the learning rate rises from 0. Not with --lr_scheduler constant."""
-    lr_num_cycles: int = 1
+    lr_warmup_steps: int = field(default=0, metadata={"near": "warmup warmup_steps"})
+    """Optimizer steps over which the learning rate rises from 0. --lr_scheduler constant ignores them."""
+    lr_num_cycles: int = field(default=1, metadata={"near": "lr_scheduler_num_cycles"})
     """Cycles of cosine_with_restarts."""
     lr_power: float = 1.0
     """Exponent of polynomial."""
@@ -307,13 +319,13 @@ class OptimConfig:
     """Decay of the running mean of gradients, for both optimizers."""
     adam_beta2: float = 0.999
     """Decay of the running mean of squared gradients, for both optimizers."""
-    adam_weight_decay: float = 1e-4
+    adam_weight_decay: float = field(default=1e-4, metadata={"near": "weight_decay"})
     """Decoupled weight decay on the LoRA weights, for both optimizers."""
     adam_epsilon: float = 1e-8
     """Added to the denominator of the update, for both optimizers."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = field(default=1.0, metadata={"near": "clip_grad grad_clip"})
     """Gradients with a larger norm are scaled down to it."""
-    ema_decay: float | None = None
+    ema_decay: float | None = field(default=None, metadata={"near": "ema use_ema"})
     """Keep a running average of the LoRA's weights with this decay, usually 0.99: samples, validation loss and
     --keep_best are of the average, and it is written as ema_lora.safetensors. Without it there is none."""
 
@@ -322,21 +334,23 @@ class OptimConfig:
 class ValidationConfig:
     """Sample pictures and validation loss while training"""
 
-    validation_prompt: tuple[str, ...] = ()
+    validation_prompt: tuple[str, ...] = field(default=(), metadata={"basic": True, "near": "sample_prompt"})
     """Prompt to draw sample pictures from. Repeat the flag for several; without a prompt there are no samples."""
-    validation_prompts_file: str | None = None
+    validation_prompts_file: str | None = field(default=None, metadata={"near": "sample_prompts"})
     """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out. A
     line may end in options of its own samples: --w 768 --h 512 --seed 3 --steps 20 --guidance 4 --lora 0.8, of which
     the last is a factor on the LoRA's strength."""
     num_validation_images: int = 4
     """Pictures per prompt, each with its own fixed noise."""
-    validation_epochs: int = 50
+    validation_epochs: int = field(default=50, metadata={"near": "sample_every_n_epochs"})
     """Validate every so many epochs. --validation_steps overrides it."""
-    validation_steps: int | None = None
+    validation_steps: int | None = field(
+        default=None, metadata={"basic": True, "near": "sample_every_n_steps sample_every"}
+    )
     """Validate every so many optimizer steps instead of by epochs."""
     validation_size: str | None = None
-    """Height and width of the samples in pixels, such as 768x512. Without it: --resolution."""
-    validation_inference_steps: int = 28
+    """Height x width of the samples in pixels: 768x512 is a portrait, shown as 512 x 768. Without it: --resolution."""
+    validation_inference_steps: int = field(default=28, metadata={"near": "inference_steps num_inference_steps"})
     """Denoising steps per sample."""
     validation_guidance: float = 3.5
     """Guidance value while drawing samples."""
@@ -376,17 +390,21 @@ class ValidationConfig:
 class OutputConfig:
     """Files written, checkpoints and resuming"""
 
-    output_dir: str = "flux-dreambooth-lora"
+    output_dir: str = field(
+        default="flux-dreambooth-lora", metadata={"basic": True, "near": "out output out_dir output_path save_dir"}
+    )
     """Folder for everything the run writes."""
     dry_run: bool = False
     """Only check settings and pictures and print what the run would do, as python -m flux_db check does; then end."""
     seed: int = 42
     """Start of every random draw: the same seed and settings give the same LoRA file."""
-    checkpointing_steps: int = 500
+    checkpointing_steps: int = field(
+        default=500, metadata={"basic": True, "near": "save_steps save_every save_every_n_steps"}
+    )
     """Save a checkpoint every so many optimizer steps."""
-    checkpoints_total_limit: int | None = None
+    checkpoints_total_limit: int | None = field(default=None, metadata={"near": "save_total_limit"})
     """Keep this many checkpoints; the oldest goes once a new one is safe on disk. Without it all are kept."""
-    resume_from_checkpoint: str | None = None
+    resume_from_checkpoint: str | None = field(default=None, metadata={"basic": True, "near": "resume"})
     """Path of a checkpoint folder to go on from, or latest for the newest sound one in --output_dir."""
     allow_changed: tuple[str, ...] = ()
     """Settings that may differ from the checkpoint's on resume although they change the result. Repeat the flag, or put
@@ -397,10 +415,10 @@ class OutputConfig:
     """Write the final LoRA file in float32 instead of the training precision. Checkpoints are always float32."""
     ema_export: bool = False
     """Write the average of --ema_decay as the final LoRA file, in the place of the last weights."""
-    report_to: tuple[str, ...] = ("tensorboard",)
+    report_to: tuple[str, ...] = field(default=("tensorboard",), metadata={"near": "tracker log_with"})
     """Where curves and samples are shown besides metrics.jsonl and report.html, which are always written: tensorboard,
     wandb, swanlab or none. Repeat the flag for several, or put commas between names."""
-    logging_dir: str = "logs"
+    logging_dir: str = field(default="logs", metadata={"near": "log_dir"})
     """Folder for TensorBoard's files, inside --output_dir."""
 
     @property
@@ -422,9 +440,9 @@ class HubConfig:
     push_to_hub: bool = False
     """Upload the LoRA, its model card and the last samples after training. Needs a token: log in with hf auth login or
     set HF_TOKEN; --hub_token works too, but its value stays in the shell's history."""
-    hub_model_id: str | None = None
+    hub_model_id: str | None = field(default=None, metadata={"near": "repo_id huggingface_repo_id"})
     """Where to upload to: owner/name, or a name under the token's owner. Without it: the name of --output_dir."""
-    hub_private: bool = True
+    hub_private: bool = field(default=True, metadata={"near": "private"})
     """Only you can see the uploaded model; --no-hub_private makes it public."""
 
 
@@ -432,16 +450,20 @@ class HubConfig:
 class RuntimeConfig:
     """Device, precision and speed"""
 
-    device: Literal["auto", "Ascend", "CPU"] = "auto"
+    device: Literal["auto", "Ascend", "CPU"] = field(default="auto", metadata={"near": "device_target"})
     """auto takes Ascend where there is one, otherwise the CPU, and prints why."""
-    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    mixed_precision: Literal["no", "fp16", "bf16"] = field(
+        default="no", metadata={"basic": True, "near": "precision dtype bf16 fp16"}
+    )
     """Precision of the frozen model and of all products; the LoRA's own weights are always float32. bf16 is recommended
     on Ascend and refused on the CPU, whose backend has no bf16 kernels."""
-    base_precision: Literal["full", "int8"] = "full"
+    base_precision: Literal["full", "int8"] = field(default="full", metadata={"near": "int8 quantize fp8_base"})
     """How the frozen transformer is stored. full: in --mixed_precision. int8: the matrices of its blocks as int8 with a
     scale for each row, made while loading; they become whole in --mixed_precision where they are used. Half of the
     memory of bf16, for a little precision."""
-    gradient_checkpointing: str = field(default="none", metadata={"alone": "blocks"})
+    gradient_checkpointing: str = field(
+        default="none", metadata={"basic": True, "near": "recompute use_recompute", "alone": "blocks"}
+    )
     """What the backward pass computes again instead of keeping it: less memory on Ascend, slower steps. blocks, which
     the flag alone means: everything but the inputs of the transformer's blocks. attention: the attention layers only.
     A number: that many blocks, the first ones. none: nothing."""
@@ -458,7 +480,7 @@ class RuntimeConfig:
     compile_cache_dir: str | None = None
     """Folder for compiled graphs. Without it: flux_db/graphs in XDG_CACHE_HOME or in .cache of the home
     folder."""
-    distributed: bool = False
+    distributed: bool = field(default=False, metadata={"near": "use_parallel"})
     """Demand several devices: refused in a process that msrun did not start. Under msrun it need not be given."""
     shard_base: bool = False
     """Spread the frozen transformer over the devices, for devices with less memory; each weight is gathered when it is

@@ -164,10 +164,9 @@ class Checkpoints:
         return f"saved as {self.last}"
 
     def note(self, state: str, message: str | None = None) -> None:
-        """Write the run's status, and after its end the report."""
+        """Write the run's status and its report."""
         if not self.runtime.is_main:
             return
         good = str(self.last) if self.last else None
         status.write_status(self.output, state, step=self.progress.step, last_good_checkpoint=good, message=message)
-        if state != "running":
-            write_report(self.output)  # here, because ranks that are done may end this one
+        write_report(self.output)  # here, because ranks that are done may end this one

@@ -18,6 +18,7 @@ from flux_db.errors import describe
 from flux_db.interrupt import StopRequest, resume_command
 from flux_db.model.runtime import Runtime
 from flux_db.output_folder import CONFIG
+from flux_db.report.run_page import LiveReport
 from flux_db.run.metrics_log import Metrics, MetricsLog
 from flux_db.run.saved_state import Progress
 from flux_db.settings.command_line import lasting_flags
@@ -78,6 +79,7 @@ class Loop:
         self.validation = validation
         self.stop = stop
         self.compiler = compiler
+        self.report = LiveReport(checkpoints.output)
         self._stop_agreed = False
         self._clock = self._begin = time.monotonic()
 
@@ -126,6 +128,7 @@ class Loop:
             # reading a result waits for the device: read the one before, while this one is computed
             if pending:
                 self._finish(pending)
+                self._renew_report()
             now = time.monotonic()
             pending = Pending(step, *self._rates(step), now - self._clock, result)
             self._clock = now
@@ -162,6 +165,10 @@ class Loop:
         with self.training.optimizer.average_in_layers():
             self.validation.run(self.progress.step, is_trained=self.checkpoints.is_trained)
         self._clock = time.monotonic()
+
+    def _renew_report(self) -> None:
+        if self.runtime.is_main and self.report.renew():
+            self._clock = time.monotonic()
 
     def _is_stopping(self) -> bool:
         """Whether to stop after this step. Several ranks stop after the same one: when all have read it in a result."""
@@ -249,7 +256,7 @@ class Loop:
         if self.runtime.is_main:
             say(f"Stopped{why} after step {self.progress.step}; {self.checkpoints.where_saved()}. To go on:")
             flags = lasting_flags(sys.argv[1:], lambda: self.checkpoints.output / CONFIG)
-            say("  " + resume_command([sys.argv[0], *flags]))
+            say("  " + resume_command([sys.argv[0], *flags]), wrap=False)
         # the launcher ends all processes as soon as one has ended: not before the first has printed everything
         self.runtime.barrier()
         return Ending((self.stop.exit_code or 128 + signal.SIGTERM) if signals else 0, is_finished=False)

@@ -32,7 +32,7 @@ def test_weights_lora_and_optimizer_of_flux_dev():
     assert rows()["transformer"] == 11_901_408_320 * 2
     # the matrices of the blocks are all but 0.6 % of it; a scale for each row
     assert rows(base_precision="int8")["transformer"] == pytest.approx(11.97 * GB, rel=0.001)
-    assert rows(devices=8, shard_base=True)["transformer"] == pytest.approx(23.8 * GB / 8, rel=0.001)
+    assert rows(devices=8, shard_base=True)["transformer"] == pytest.approx(23.8 * GB / 8, rel=0.003)  # vectors whole
     assert rows(devices=8, shard_base=True, base_precision="int8")["transformer"] == pytest.approx(1.5 * GB, rel=0.01)
     lora = 44_826_624  # rank 16 in diffusers' default layers
     assert rows()["LoRA"] == lora * (4 + 2) and rows(rank=32)["LoRA"] == 2 * lora * (4 + 2)

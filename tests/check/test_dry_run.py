@@ -1,6 +1,7 @@
 """`python -m flux_db check`: a folder of awkward files, each with its documented result; and what a run would do."""
 
 import csv
+import importlib.util
 import io
 import os
 import struct
@@ -11,7 +12,7 @@ import numpy as np
 import program
 import pytest
 from picture_files import MODES, cut, noise, png, save
-from PIL import Image
+from PIL import Image, features
 
 from flux_db.check import contact_sheet, dry_run, plan
 from flux_db.check.plan import times_seen
@@ -107,7 +108,7 @@ AWKWARD = [
     ("deep_tiff.tif", lambda p: textured(p, compression="tiff_lzw"), FINE, "48,64"),
     # sizes
     ("one_pixel.png", lambda p: textured(p, (1, 1)), FINE, "1 x 1 is smaller than 16"),
-    ("thin.png", lambda p: textured(p, (900, 3)), FINE, "3 x 900 is smaller than 16"),
+    ("thin.png", lambda p: textured(p, (900, 3)), FINE, "900 x 3 is smaller than 16"),
     ("bomb.png", lambda p: p.write_bytes(png(50_000, 50_000)), REFUSED, "50000 x 50000 is 2,500 megapixels"),
     # names and places
     ("UPPER.JPG", textured, FINE, "48,64"),
@@ -243,8 +244,67 @@ def test_awkward_folder_as_a_whole(awkward):
     captions = [name for name, _, outcome, _ in AWKWARD if outcome == REFUSED and name.endswith("_caption.png")]
     assert len(table) == outcomes.count(FINE) + len(captions)
     assert f"error: {outcomes.count(REFUSED)} problems" in done.stderr
-    assert f"other files, left alone: {outcomes.count(IGNORED)}\n" in done.stdout
+    assert f"other files, left alone: {outcomes.count(IGNORED)} (" in done.stdout
     assert "exact duplicates 1" in done.stdout and "near duplicates" in done.stdout
+
+
+# A library for HEIC that reads PNG behind four letters, and registers itself as pillow-heif does.
+PILLOW_HEIF = """
+import io
+from PIL import Image
+
+def open_it(file, name):
+    file.seek(4)
+    return Image.open(io.BytesIO(file.read()))
+
+def register_heif_opener():
+    Image.register_open("HEIF", open_it, lambda head: head.startswith(b"HEIF"))
+"""
+
+
+@pytest.fixture
+def phone(tmp_path):
+    """A folder as it comes from a phone: JPEG and HEIC, a film, a list."""
+    folder = tmp_path / "pictures"
+    for name in ("a.jpg", "c.jpg"):
+        textured(folder / name)
+    textured(folder / "b.png")
+    (folder / "b.HEIC").write_bytes(b"HEIF" + (folder / "b.png").read_bytes())
+    (folder / "b.png").unlink()
+    (folder / "film.mov").write_bytes(b"film")
+    (folder / "list.csv").write_text("a,b")
+    return folder
+
+
+def test_heic_is_named_with_what_to_do_where_it_cannot_be_read(world, tmp_path, phone):
+    if importlib.util.find_spec("pillow_heif"):
+        pytest.skip("it can be read here")
+    done = command(*flags(world, tmp_path / "out", phone))
+    assert done.returncode == 0 and "Pictures: 2 in" in done.stdout
+    told = f'{phone}: pictures left alone: 1 (b.HEIC); to read them, pip install -e ".[heic]", or convert them to JPEG'
+    assert f"{told}, as in: magick mogrify -format jpg *.HEIC\n" in done.stdout
+    assert f"{phone}: other files, left alone: 2 (film.mov, list.csv)\n" in done.stdout
+    for name in ("a.jpg", "c.jpg"):
+        (phone / name).unlink()
+    done = command(*flags(world, tmp_path / "out", phone))
+    assert done.returncode == 2 and "no pictures (" in done.stderr
+    assert f'{phone}: pictures left alone: 1 (b.HEIC); to read them, pip install -e ".[heic]"' in done.stderr
+
+
+def test_heic_is_read_where_the_library_is(world, tmp_path, phone):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "pillow_heif.py").write_text(PILLOW_HEIF)
+    words = [program.PYTHON, "-m", "flux_db", "check", *flags(world, tmp_path / "out", phone)]
+    done = program.run(words, env=program.environment(PYTHONPATH=str(tmp_path / "library")))
+    assert done.returncode == 0, done.stderr
+    assert "Pictures: 3 in" in done.stdout and "  b.HEIC " in done.stdout and "pictures left alone" not in done.stdout
+
+
+@pytest.mark.skipif("avif" not in features.modules or not features.check("avif"), reason="Pillow without AVIF")
+def test_avif_is_read_where_pillow_reads_it(world, tmp_path):
+    textured(tmp_path / "pictures" / "a.avif", format="AVIF")
+    done = command(*flags(world, tmp_path / "out", tmp_path / "pictures"))
+    assert done.returncode == 0 and "  a.avif  64 x 48 " in done.stdout, done.stdout + done.stderr
 
 
 # ---- what a run would do ----
@@ -283,6 +343,16 @@ def test_the_plan_of_a_bucketed_run_is_what_its_order_does(world, tmp_path):
     assert sorted(made.sizes.values()) == [1, 2, 2]
     assert (made.steps, made.steps_per_epoch, made.epochs) == (10, 2.5, 4)
     assert made.seen == (4, 4)
+
+
+def test_sizes_are_shown_as_viewers_show_them_and_given_as_diffusers_takes_them(world, tmp_path):
+    textured(tmp_path / "pictures" / "portrait.png", (48, 80))
+    done = command(
+        *flags(world, tmp_path / "out", tmp_path / "pictures", "--resolution=64", "--aspect_ratio_buckets=80,48")
+    )
+    assert "Sizes are width x height;" in done.stdout
+    assert "portrait.png  48 x 80  48 x 80  a photo of sks dog" in done.stdout, done.stdout + done.stderr
+    assert "1 to compile: 48 x 80 (pictures: 1)" in done.stdout
 
 
 @pytest.mark.parametrize("flag", ["instance_data_dir", "validation_data_dir", "mask_dir"])

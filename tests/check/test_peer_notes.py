@@ -1,5 +1,6 @@
-"""Where a command line of diffusers' or mindone's script means something else here: a line for each."""
+"""Where a command line of diffusers' or mindone's script means nothing or something else here: a line for each."""
 
+import program
 import pytest
 
 from flux_db.check.peer_notes import notes
@@ -63,3 +64,32 @@ def test_a_yaml_file_is_no_command_line_of_theirs(tmp_path):
     assert lines("--config", str(tmp_path / "run.yaml")) == []
     (line,) = lines("--config", str(tmp_path / "run.yaml"), *PRIOR)
     assert "an epoch is a pass" in line
+
+
+# As the pages of diffusers' and mindone's scripts show them, with folders of this machine and smaller numbers.
+DIFFUSERS = """
+--mixed_precision=no --resolution=64 --train_batch_size=1 --guidance_scale=1 --gradient_accumulation_steps=4
+--gradient_checkpointing --optimizer=adamw --use_8bit_adam --cache_latents --learning_rate=1e-4 --seed=0
+--lr_scheduler=constant --lr_warmup_steps=200 --max_train_steps=100 --allow_tf32 --local_rank=-1
+--prior_generation_precision=fp32"""
+MINDONE = """
+--mixed_precision=no --resolution=64 --train_batch_size=1 --guidance_scale=1 --optimizer=AdamW --lora_rank=4
+--learning_rate=1e-4 --lr_scheduler=constant --lr_warmup_steps=0 --max_train_steps=100 --validation_epochs=25 --seed=0
+--enable_mindspore_data_sink --mindspore_mode=0 --zero_stage=0 --jit_level=O1 --prodigy_decouple=True"""
+
+
+@pytest.mark.parametrize(
+    ("pasted", "ignored"),
+    [
+        (DIFFUSERS, ["use_8bit_adam", "lr_warmup_steps 200", "allow_tf32", "local_rank", "prior_generation_precision"]),
+        (MINDONE, ["enable_mindspore_data_sink", "mindspore_mode", "zero_stage", "prodigy_decouple"]),
+    ],
+    ids=["diffusers", "mindone"],
+)
+def test_a_pasted_command_line_runs_with_a_line_for_each_flag_that_changes_nothing(world, tmp_path, pasted, ignored):
+    own = {"pretrained_model_name_or_path": world.model, "instance_data_dir": world.pictures}
+    own |= {"instance_prompt": "a photo of sks dog", "output_dir": tmp_path / "out"}
+    done = program.run(program.command("check", *program.flags(own), *pasted.split()))
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip(" !") for line in done.stdout.splitlines() if " is ignored: " in line]
+    assert {line.split(" is ignored: ")[0] for line in lines} == {f"--{name}" for name in ignored}

@@ -54,7 +54,7 @@ def test_all_problems_at_once_before_anything_is_written(world, tmp_path):
         ({"output_dir": "/proc/nowhere"}, "--output_dir /proc/nowhere"),
         ({"resume_from_checkpoint": "nowhere"}, "nowhere"),
         ({"learning_rat": "1"}, "did you mean --learning_rate"),
-        ({"enable_mindspore_data_sink": True}, "--enable_mindspore_data_sink"),
+        ({"zero_stage": 3}, "--zero_stage: not used here"),
     ],
 )
 def test_bad_input_is_named(world, tmp_path, change, message):

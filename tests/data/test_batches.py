@@ -102,7 +102,7 @@ def test_a_bucketed_run_is_resumed_to_the_same_bytes(run, tmp_path, capfd):
     assert train(from_flat_dict(again), compile_anew=True) == 0
     told = capfd.readouterr().err
     assert told.count("Compiling the training step for") == 2
-    assert "Compiling the training step for 16 x 64" in told and "16 x 64: 3, 32 x 32: 2" in told
+    assert "Compiling the training step for 64 x 16" in told and "64 x 16: 3, 32 x 32: 2" in told
     assert "Masks for 2 of 5 pictures" in told
     assert lora_bytes(tmp_path) == lora_bytes(output)
     assert without_time(metrics(tmp_path)) == without_time(metrics(output))

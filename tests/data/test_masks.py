@@ -79,7 +79,7 @@ def test_every_problem_is_named(folder, tmp_path):
     (folder / "more" / "c.mask.png").write_bytes(b"nothing of the kind")
     problems = masks_of(folder)[1].problems
     assert problems[0].endswith(
-        "a.mask.png: 60 x 60 is not the shape of its picture a.jpg, 40 x 60; make it of the same shape"
+        "a.mask.png: 60 x 60 is not the shape of its picture a.jpg, 60 x 40; make it of the same shape"
     )
     assert problems[1].endswith("turn it as the picture is seen, upright")
     assert "c.mask.png: not a JPEG" in problems[2] and len(problems) == 3

@@ -430,7 +430,7 @@ def test_duplicates_and_small_pictures_are_warned_of(tmp_path):
     second.write_bytes(first.read_bytes())
     save(tmp_path / "c.png", (64, 64))
     pictures, problems, warned = inspect(tmp_path, resolution=64)
-    small = "48 x 64 is smaller than 64 on the short side and will be scaled up"
+    small = "64 x 48 is smaller than 64 on the short side and will be scaled up"
     assert problems == ()
     assert [picture.warnings for picture in pictures] == [(small,), (), (small, f"the same picture as {first}")]
     assert warned == (f"{first}: {small}", f"{second}: {small}", f"{second}: the same picture as {first}")
@@ -605,7 +605,7 @@ def test_extreme_sizes_are_usable_and_warned_of(tmp_path, size):
     path = save(tmp_path / "a.png", size, RED)
     pictures, problems, warned = inspect(tmp_path, resolution=64)
     assert pictures[0].size == size[::-1] and problems == ()
-    assert f"{size[1]} x {size[0]}" in warned[0]
+    assert f"{size[0]} x {size[1]}" in warned[0]
     result = resize_and_crop(load_rgb(path), (64, 64))
     np.testing.assert_allclose(result.mean(axis=(1, 2)), [1, -1, -1], atol=1e-6)
 

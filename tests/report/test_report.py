@@ -1,5 +1,7 @@
 """What a run shows: curves, sheet of samples, report.html, the comparison of runs, trackers."""
 
+import base64
+import io
 import json
 import os
 import re
@@ -16,7 +18,7 @@ from PIL import Image
 from flux_db.__main__ import main
 from flux_db.check.files import check_files
 from flux_db.errors import UserError
-from flux_db.report import charts, run_page, sample_sheet, thumbnails
+from flux_db.report import charts, comparison_page, run_page, sample_sheet, thumbnails
 from flux_db.run import sample_files, trackers
 from flux_db.run.metrics_log import Metrics, MetricsLog
 from flux_db.run.record import read_run
@@ -199,7 +201,7 @@ def test_the_report_is_one_sound_file_with_everything_escaped(tmp_path):
     text = (output / "report.html").read_text(encoding="utf-8")
     page = Balanced(text)
     assert page.tags.count("script") == 1 and "<b>" not in text.replace("<b>&lt;script&gt;", "").replace("<b>Lora", "")
-    assert all(address.startswith("data:image/webp;base64,") for address in page.addresses)
+    assert all(address.startswith("data:image/png;base64,") for address in page.addresses), "small: every pixel"
     assert page.tags.count("img") == 7 and all(page.alts), "six samples and a training picture, all described"
     assert "hf_secret" not in text
     for words in (
@@ -303,6 +305,31 @@ def test_comparison_of_runs(tmp_path, capsys):
     assert all(words in table for words in ("learning_<wbr>rate", "1e-4", "0.001")) and "resolution" not in table
 
 
+def test_the_comparison_has_a_row_for_each_sample_and_a_column_for_each_run(tmp_path):
+    prompts = {"a": ["a dog", "a cat"], "b": ["a cat", "a bird", "a dog"], "c": []}
+    for name, texts in prompts.items():
+        output = write_run(tmp_path / name, rounds=())
+        if texts:
+            write_round(output, 30, prompts=texts)
+    text = comparison_page.render_comparison([read_run(tmp_path / name) for name in prompts])
+    Balanced(text)
+    section = text[text.index("<h2>Last samples") : text.index("<h2>Settings that differ")]
+    parts = re.findall(r'<p class="prompt">(.*?)</p>|alt="(.*?)"|(<span></span>)', section)
+    assert [prompt or picture or None for prompt, picture, _ in parts] == [
+        *("a dog", "a: a dog", "b: a dog", None, "a: a dog", "b: a dog", None),
+        *("a cat", "a: a cat", "b: a cat", None, "a: a cat", "b: a cat", None),
+        *("a bird", None, "b: a bird", None, None, "b: a bird", None),
+    ]
+
+
+def test_of_too_many_samples_every_prompt_is_compared(tmp_path):
+    for name in "ab":
+        write_round(write_run(tmp_path / name, rounds=()), 30, prompts=[f"dog {n}" for n in range(12)], numbers=3)
+    text = comparison_page.render_comparison([read_run(tmp_path / name) for name in "ab"])
+    shown = re.findall(r'alt="a: (dog \d+)"', text)
+    assert len(shown) == 16 and shown == sorted(shown, key=lambda title: int(title[4:])) and len(set(shown)) == 12
+
+
 HOSTILE_ROWS = [
     {"step": "x", "loss": 1}, {"loss": 1}, {"step": 1e308, "loss": 1e308}, {"step": -1, "loss": -1e29},
     {"step": 2, "loss": 1e29}, {"step": 3, "loss": 5e-324}, {"step": 4, "loss": float("nan"), "skipped": "<u>"},
@@ -344,15 +371,68 @@ def test_a_report_of_hostile_files_is_a_report_without_them(tmp_path, name):
     assert "<u>" not in page and "\x1b" not in page and r"run\udcff" in page
 
 
+def test_small_pictures_keep_every_pixel(tmp_path):
+    for side in (64, 400):
+        noise_picture(side).save(tmp_path / f"{side}.png")
+    small, large = thumbnails.data_uris([tmp_path / "64.png", tmp_path / "400.png"], 400_000)
+    with Image.open(io.BytesIO(base64.b64decode(small.partition(",")[2]))) as shown:
+        assert np.array_equal(np.asarray(shown), np.asarray(noise_picture(64)))
+    # the page's style enlarges a PNG without smoothing
+    assert small.startswith("data:image/png") and large.startswith("data:image/webp")
+    assert 'img[src^="data:image/png"] { image-rendering: pixelated;' in run_page.page("", "")
+
+
+def test_training_pictures_stand_beside_the_samples(tmp_path):
+    output = write_run(tmp_path / "run")
+    noise_picture(64).save(tmp_path / "dog.png")
+    store_pictures(output, [tmp_path / "dog.png"], "a dog")
+    text = run_page.render(read_run(output))
+    samples = text[text.index("<h2>Samples") : text.index("<h2>Curves")]
+    assert "Training picture dog.png" in samples and "with-training" in samples
+    assert text.count("Training picture dog.png") == 2, "alt and title of one picture"
+
+
+@pytest.mark.parametrize("status", ["running", "finished", "failed", "interrupted"])
+def test_the_page_of_a_run_that_goes_on_loads_itself_again(tmp_path, status):
+    output = write_run(tmp_path / "run")
+    write_status(output, status, step=30, last_good_checkpoint=None)
+    run_page.write_report(output)
+    page = (output / "report.html").read_text(encoding="utf-8")
+    Balanced(page)
+    assert ('<meta http-equiv="refresh" content="20">' in page) == (status == "running")
+
+
+def test_the_report_of_a_run_that_goes_on_takes_a_small_share_of_its_time(tmp_path, monkeypatch):
+    now, written = [0.0], []
+    monkeypatch.setattr(run_page.time, "monotonic", lambda: now[0])
+
+    def write(output):
+        written.append(now[0])
+        now[0] += 1.0
+
+    monkeypatch.setattr(run_page, "write_report", write)
+    live = run_page.LiveReport(tmp_path)
+    for now[0] in range(200):
+        live.renew()
+    assert written == [20, 71, 122, 173], "each takes a second, which is 2 % of 50"
+
+
 def test_the_report_shows_the_plan_of_the_memory(tmp_path):
     known = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", "instance_data_dir": "pictures"}
     known |= {"mixed_precision": "bf16", "gradient_checkpointing": "blocks", "base_precision": "int8"}
-    page = run_page.render(read_run(write_run(tmp_path / "known", **known)))
+    output = write_run(tmp_path / "known", **known)
+    assert "Memory on Ascend" not in run_page.render(read_run(output)), "its steps have no device memory: a CPU"
+    with open(output / "metrics.jsonl", "a") as file:
+        file.write('{"step": 31, "loss": 1, "device_memory_mb": 20000}\n')
+    page = run_page.render(read_run(output))
     Balanced(page)
     assert "<title>transformer: 11.97 GB</title>" in page and "Memory on Ascend" in page
     # of a model that is neither here nor known nobody can say
     other = known | {"pretrained_model_name_or_path": "owner/model"}
-    assert "Memory on Ascend" not in run_page.render(read_run(write_run(tmp_path / "other", **other)))
+    assert "Memory on Ascend" not in run_page.render(read_run(write_run(tmp_path / "other", steps=0, **other)))
+    for name, device, is_shown in (("not yet", "auto", True), ("on cpu", "CPU", False)):
+        output = write_run(tmp_path / name, steps=0, rounds=(), **known, device=device)
+        assert ("Memory on Ascend" in run_page.render(read_run(output))) == is_shown
 
 
 # --- trackers ----------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_prodigy_has_a_learning_rate_with_which_it_learns_and_another_is_warned_
     (warning,) = warnings(parse_config([*REQUIRED, "--optimizer=prodigy", "--learning_rate=1e-4"]))
     assert warning.startswith("--learning_rate 0.0001: Prodigy finds its step size itself")
     done = run(command("check", *flags(world.settings(tmp_path / "out", optimizer="prodigy", learning_rate=0.01))))
-    assert done.returncode == 0 and "  --learning_rate 0.01: Prodigy finds its step size itself" in done.stdout
+    assert done.returncode == 0 and "  ! --learning_rate 0.01: Prodigy finds its step size itself" in done.stdout
 
 
 # --- YAML --------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from flux_db.check.values import check_values
 from flux_db.demo.tiny_model import draw_all, vae_config, write_tiny_model
 from flux_db.errors import UserError, run_guarded
 from flux_db.problem import Problem
-from flux_db.settings.command_line import REFUSED, build_parser, parse_config, read_flags, to_yaml
+from flux_db.settings.command_line import build_parser, parse_config, read_config, read_flags, to_yaml
 from flux_db.settings.derived import background, cache_path, global_batch
+from flux_db.settings.peer_flags import PEER_FLAGS
 from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict, with_defaults
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -267,12 +268,32 @@ def test_the_flags_are_frozen():
     assert sorted(name for flag in flags for name in (flag.name, *flag.aliases)) == sorted(FLAGS)
 
 
-def test_help_is_grouped_and_tells_every_flag_its_default_and_choices(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    with pytest.raises(SystemExit) as caught:
-        parse_config(["--help"])
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
+@pytest.fixture
+def help_text(capsys, monkeypatch):
+    def read(flag: str) -> str:
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as caught:
+            parse_config([flag])
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    return read
+
+
+def test_help_shows_what_most_runs_set(help_text):
+    text = help_text("--help")
+    shown = {flag for flag in FLAGS if re.search(rf"^  (--\w+, )?--{flag}\b", text, re.MULTILINE)}
+    assert shown == {
+        *("pretrained_model_name_or_path", "instance_data_dir", "instance_prompt", "resolution"),
+        *("rank", "lora_rank", "train_batch_size", "max_train_steps", "learning_rate"),
+        *("validation_prompt", "validation_steps", "output_dir", "checkpointing_steps", "resume_from_checkpoint"),
+        *("mixed_precision", "gradient_checkpointing"),
+    }
+    assert f"--help-all                    show all {len(read_flags())} flags" in text
+
+
+def test_help_all_is_grouped_and_shows_every_flag_with_its_default_and_choices(help_text):
+    text = help_text("--help-all")
     for section in SECTIONS.values():
         assert f"\n{section.__doc__}:\n" in text
     assert all(f"--{flag}" in text for flag in FLAGS)
@@ -286,24 +307,81 @@ def test_every_flag_explains_itself_in_a_sentence(flag):
 
 
 def test_help_speaks_of_the_hardware_there_is():
-    words = build_parser().format_help().lower()
+    words = build_parser(whole_help=True).format_help().lower()
     assert not [word for word in ("cuda", "gpu", "nvidia", "ampere", "torch") if word in words]
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flag", REFUSED)
-def test_a_flag_of_the_peers_without_meaning_here_is_refused_with_its_reason(flag, write_yaml):
-    expected = f"not used here: {REFUSED[flag]}"
-    assert problems_with(f"--{flag}", "1") == [f"--{flag}: {expected}"]
-    assert problems_with(f"--{flag}=1") == [f"--{flag}: {expected}"]
-    file = write_yaml(f"{flag}: 1")
-    assert problems_with("--config", file) == [f"{file}: {flag}: {expected}"]
+PRIOR = ["--with_prior_preservation", "--class_data_dir", "c", "--class_prompt", "a dog"]
+PRODIGY = ["--optimizer", "prodigy"]
 
 
-def test_no_flag_both_works_and_is_refused():
-    assert not set(REFUSED) & set(FLAGS)
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (["--use_8bit_adam"], []),
+        (["--allow_tf32"], []),
+        (["--local_rank", "-1"], []),
+        (["--mindspore_mode", "0"], []),
+        (["--mindspore_mode=1"], []),
+        (["--enable_mindspore_data_sink"], []),
+        (["--enable_xformers_memory_efficient_attention"], []),
+        (["--enable_npu_flash_attention"], []),
+        (["--zero_stage", "0"], []),
+        (["--zero_stage=2"], []),
+        (["--prior_generation_precision", "bf16"], []),
+        (["--prior_generation_precision", "fp32"], PRIOR),
+        (["--prior_generation_precision", "bf16"], [*PRIOR, "--mixed_precision", "bf16"]),
+        (["--prodigy_decouple", "False"], []),
+        (["--prodigy_decouple", "True"], PRODIGY),
+        (["--prodigy_beta3", "0.9"], []),
+        (["--prodigy_beta3", "None"], PRODIGY),
+        (["--prodigy_beta3", "0.99499"], [*PRODIGY, "--adam_beta2", "0.99"]),
+    ],
+)
+def test_a_flag_of_the_peers_that_changes_nothing_here_is_a_line(words, others):
+    given = read_config([*REQUIRED, *others, *words])
+    assert given.problems == ()
+    (line,) = given.ignored
+    assert line.startswith(f"{words[0].partition('=')[0]} is ignored: ")
+    assert given.config == parse_config([*REQUIRED, *others])
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (["--zero_stage", "3"], []),
+        (["--prior_generation_precision", "fp16"], PRIOR),
+        (["--prodigy_decouple", "False"], PRODIGY),
+        (["--prodigy_use_bias_correction=False"], PRODIGY),
+        (["--prodigy_safeguard_warmup", "0"], PRODIGY),
+        (["--prodigy_beta3", "0.9"], PRODIGY),
+        (["--hub_token", "secret"], []),
+    ],
+)
+def test_a_flag_of_the_peers_that_would_change_the_result_is_refused(words, others):
+    (problem,) = problems_with(*others, *words)
+    flag = words[0].partition("=")[0]
+    assert problem == f"{flag}: not used here: {PEER_FLAGS[flag[2:]].reason}; {PEER_FLAGS[flag[2:]].instead}"
+
+
+def test_flags_of_the_peers_in_a_file(write_yaml):
+    file = write_yaml("allow_tf32: true\nzero_stage: 0\n")
+    lines = read_config([*REQUIRED, "--config", file]).ignored
+    assert [line.split(" is ")[0] for line in lines] == [f"{file}: allow_tf32", f"{file}: zero_stage"]
+    file = write_yaml("zero_stage: 3")
+    assert problems_with("--config", file)[0].startswith(f"{file}: zero_stage: not used here: ")
+
+
+def test_no_flag_both_is_a_setting_and_belongs_to_others():
+    assert not set(PEER_FLAGS) & set(FLAGS)
+
+
+def test_a_name_that_people_try_stands_for_one_setting():
+    near = [name for flag in read_flags().values() for name in flag.near]
+    assert len(set(near)) == len(near) and not set(near) & {*FLAGS, *PEER_FLAGS}
 
 
 @pytest.mark.parametrize(
@@ -311,7 +389,14 @@ def test_no_flag_both_works_and_is_refused():
     [
         (["--learning-rate", "1"], "--learning-rate: no such setting; did you mean --learning_rate?"),
         (["--no_cache_latents"], "--no_cache_latents: no such setting; did you mean --no-cache_latents?"),
-        (["--res", "512"], "--res: no such setting; did you mean --repeats?"),
+        (["--res", "512"], "--res: no such setting; did you mean --resolution?"),
+        (["--lr", "1"], "--lr: no such setting; did you mean --learning_rate?"),
+        (["--lrs", "1"], "--lrs: no such setting; did you mean --learning_rate?"),
+        (["--steps", "1"], "--steps: no such setting; did you mean --max_train_steps?"),
+        (["--batch_size", "1"], "--batch_size: no such setting; did you mean --train_batch_size?"),
+        (["--epochs", "1"], "--epochs: no such setting; did you mean --num_train_epochs?"),
+        (["--data_dir", "1"], "--data_dir: no such setting; did you mean --instance_data_dir?"),
+        (["--network-dim", "1"], "--network-dim: no such setting; did you mean --rank?"),
         (["--xyzzy"], "--xyzzy: no such setting"),
         (["--rank"], "--rank: needs a value; one that starts with a dash is written with =, as in --flag=-x"),
         (["--rank", "1.5"], "--rank: expects a whole number, not '1.5'"),
@@ -340,6 +425,7 @@ def test_a_slip_on_the_command_line(flags, problem):
     ("text", "problem"),
     [
         ("resolutoin: 512", "{file}: resolutoin: no such setting; did you mean resolution?"),
+        ("lr: 1", "{file}: lr: no such setting; did you mean learning_rate?"),
         ("rank: sixteen", "{file}: rank: expects a whole number, not 'sixteen'"),
         ("rank: true", "{file}: rank: expects a whole number, not True"),
         ("rank: 1.5", "{file}: rank: expects a whole number, not 1.5"),
@@ -367,11 +453,13 @@ def test_yaml_that_is_no_text(tmp_path):
 def test_all_problems_are_told_at_once(write_yaml):
     file = write_yaml("resolutoin: 512\nrank: many\ninstance_prompt: a dog\ninstance_data_dir: pictures\n")
     assert problems_of(
-        *("--config", file, "--use_8bit_adam", "--lora_dropout", "2"),
+        *("--config", file, "--zero_stage", "3", "--xyzzy", "--lora_dropout", "2"),
         *("--lr_warmup_steps", "5", "--seed", "x", "--lr_scheduler", "sine"),
     ) == [
-        f"--use_8bit_adam: not used here: {REFUSED['use_8bit_adam']}",
+        "--xyzzy: no such setting",
         f"{file}: resolutoin: no such setting; did you mean resolution?",
+        "--zero_stage: not used here: a LoRA's gradients and optimizer state are small and not sharded; for stage 3 use"
+        " --shard_base, which shards the frozen transformer",
         f"{file}: rank: expects a whole number, not 'many'",
         "--lr_scheduler: expects one of linear, cosine, cosine_with_restarts, polynomial, constant,"
         " constant_with_warmup, not sine",
@@ -436,10 +524,6 @@ def test_a_user_error_ends_a_program_with_code_2_and_no_traceback(capsys):
             ["--with_prior_preservation", "--class_data_dir=./pictures", "--class_prompt=a dog"],
             "--class_data_dir ./pictures: is the same folder as --instance_data_dir pictures, and each takes all"
             " pictures below it; choose folders apart",
-        ),
-        (
-            ["--lr_warmup_steps=5"],
-            "--lr_warmup_steps 5: --lr_scheduler constant has no warm-up; use constant_with_warmup",
         ),
         (
             ["--lr_scheduler=cosine", "--lr_warmup_steps=9", "--max_train_steps=8"],

@@ -1,5 +1,6 @@
 """Whole runs on the tiny model: what a user would notice."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from flux_db.data.dataset import read_dataset
 from flux_db.data.encode_cache import open_cache
 from flux_db.errors import UserError
 from flux_db.model import model_folder
+from flux_db.report import run_page
 from flux_db.run import saved_state
 from flux_db.run.saved_state import lora_steps
 from flux_db.settings.schema import from_flat_dict, to_flat_dict
@@ -59,6 +61,18 @@ def test_what_a_run_leaves_behind(long_run, world):
     assert load_file(output / "checkpoint-3/pytorch_lora_weights.safetensors").keys() == tensors.keys()
     assert (output / "config.yaml").exists()
     assert str(world.folder) not in lora_bytes(output).decode("latin1")
+
+
+def test_the_report_is_renewed_while_the_run_goes_on(long_run, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run_page, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(run_page, "REPORT_SHARE", 1e9)
+    monkeypatch.setattr(run_page, "write_file", lambda path, data: seen.append(data.decode()))
+    assert train(resumed(long_run, tmp_path / "out", max_train_steps=4)) == 0
+    steps = [int(re.search(r"<dt>Steps</dt><dd>(\d+)", page)[1]) for page in seen]
+    reloads = ['http-equiv="refresh"' in page for page in seen]
+    assert steps[0] == 0 and steps[-1] == 4 and {1, 2} & {*steps} and steps == sorted(steps)
+    assert all(reloads[:-1]) and not reloads[-1]
 
 
 def test_a_resumed_run_and_a_validated_run_end_in_the_same_bytes(long_run, world, tmp_path):
