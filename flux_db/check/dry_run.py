@@ -20,6 +20,7 @@ from flux_db.check.everything import find_problems
 from flux_db.check.memory import memory_lines, memory_warnings
 from flux_db.check.model import model_warnings
 from flux_db.check.peer_notes import notes
+from flux_db.check.subject import subject_warnings
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable
@@ -86,6 +87,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Pro
     folders, examples = [subject.found.folder for subject in seen.subjects], plan.one_each(dataset)
     of_picture: dict[Path, list[Problem]] = {example.picture.path: [] for example in examples}
     general: list[str] = [*setting_warnings(config), *model_warnings(config), *memory_warnings(config)]
+    general += subject_warnings(config, dataset)
     general += [warning for warning in warnings if warning.path not in of_picture]
     for warning in warnings:
         if warning.path in of_picture:

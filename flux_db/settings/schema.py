@@ -323,7 +323,9 @@ class ValidationConfig:
     """Sample pictures and validation loss while training"""
 
     validation_prompt: tuple[str, ...] = ()
-    """Prompt to draw sample pictures from. Repeat the flag for several; without a prompt there are no samples."""
+    """Prompt to draw sample pictures from, such as "{instance_prompt} in a bucket", in which the words of
+    --instance_prompt take the place of {instance_prompt}; {class_prompt} works in the same way. Repeat the flag for
+    several; without a prompt there are no samples."""
     validation_prompts_file: str | None = None
     """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out. A
     line may end in options of its own samples: --w 768 --h 512 --seed 3 --steps 20 --guidance 4 --lora 0.8, of which
