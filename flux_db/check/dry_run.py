@@ -72,6 +72,7 @@ def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None
         dataset, warnings = read_dataset(config, seen)
         if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)
+            general += given.notes
             print(*map(printable, _report(config, seen, dataset, rows, general, notes(given))), sep="\n")
             problems += _write_files(config, seen.subjects, rows)
     if problems:

@@ -98,6 +98,10 @@ class Given:
     """Settings whose value could not be read."""
     named: frozenset[str] = frozenset()
     """Settings that the command line or the YAML file gives."""
+    typed: frozenset[str] = frozenset()
+    """Those of the command line."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about settings that became others than the YAML file says."""
     has_file: bool = False
     """Whether there is a YAML file."""
 
@@ -161,7 +165,14 @@ def read_config(argv: Sequence[str]) -> Given:
     config = from_flat_dict(values | {flag.name: "<missing>" for flag in missing})
     faulty = frozenset(fault.flag for fault in faults)
     problems = [problem if isinstance(problem, Problem) else Problem(problem) for problem in problems]
-    return Given(config, (*problems, *faults), faulty, frozenset(values), file is not None)
+    return Given(
+        config,
+        (*problems, *faults),
+        faulty,
+        named=frozenset(values),
+        typed=frozenset(values) & given.keys(),
+        has_file=file is not None,
+    )
 
 
 def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:

@@ -185,9 +185,11 @@ class LoraConfig:
     flag for several; the first that fits counts."""
     init_lora: str | None = None
     """LoRA to start from instead of a fresh one: a file of any format that export reads, or the folder of a run. Rank,
-    alpha and layers are the file's unless they are given. The optimizer starts afresh."""
+    alpha and layers are the file's unless they are given; a rank in the YAML file gives way to it, one on the command
+    line does not. The optimizer starts afresh."""
     init_lora_resize: bool = False
-    """Bring the LoRA of --init_lora to the rank of this run, by singular values. Otherwise another rank is refused."""
+    """Bring the LoRA of --init_lora to the rank of this run, by singular values. Otherwise another rank on the command
+    line is refused."""
     init_lora_transformer_only: bool = False
     """Take only the transformer's layers from --init_lora; with --train_text_encoder CLIP's LoRA then starts afresh.
     Otherwise the file must have layers of CLIP if CLIP is trained, and must have none if it is not."""
