@@ -191,6 +191,7 @@ SCORES = {
     "pres": "PRES",
     "div": "DIV",
     "subject": "Subject",
+    "likeness": "Likeness",
     "prompt": "Prompt followed",
     "class_prompt": "Prompt followed, class",
     "class_subject": "Subject in the class",
@@ -207,6 +208,7 @@ SCORE_HINTS = {
     "pres": "PRES: cosine of samples of the class and training pictures; lower is better.",
     "div": "DIV: 1 - cosine of DINOv2's features among samples of one prompt; the DreamBooth paper takes LPIPS.",
     "subject": "Subject and prompt: 1 is best; subject in the class: 0 is best.",
+    "likeness": "Likeness: cosine of the judge's features, samples of the subject and training pictures; 1 is best.",
     "class_change": "Change of the class, copies: 0 is best.",
     "nearest_likeness": "Most alike: cosine of a sample and the training picture most like it.",
 }
