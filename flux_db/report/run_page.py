@@ -294,7 +294,7 @@ def how_to_use(run: RunRecord) -> str:
     model = name if "/" in name else f"path/to/{name}"
     prompt = _prompt(run) or "a photo of sks dog"
     code = {
-        "flux-db": usage.command(str(run.folder), prompt, "pictures"),
+        "flux-db": usage.command(str(run.settings.get("output_dir") or run.name), prompt, "pictures"),
         "diffusers": usage.diffusers(run.settings, model, run.name, prompt),
         "mindone (MindSpore)": usage.mindone(run.settings, model, run.name, prompt),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +12,26 @@ from typing import Any
 from flux_db.console import printable
 from flux_db.lora import drawn_with
 from flux_db.output_folder import LORA_FILE
+from flux_db.settings.derived import instance_prompt, validation_prompts
+from flux_db.settings.schema import Config
+
+# That the small model knows as well.
+PLACES = ("in the forest", "in the city", "in the desert", "in a meadow")
 
 
 def command(lora: str, prompt: str, output: str, model: str | None = None) -> str:
     """The command line of generate; without a model it takes that of the LoRA's run."""
     words = ["python", "-m", "flux_db", "generate", *(("--model", model) if model else ()), "--lora", lora]
     return printable(shlex.join([*words, "--prompt", prompt, "-o", output]))
+
+
+def next_command(config: Config) -> str:
+    """What to type after a run: pictures from a prompt that its samples do not have, in a folder that is not there."""
+    samples, folder = validation_prompts(config), f"{config.output.output_dir.rstrip('/')}-pictures"
+    place = next((place for place in PLACES if not any(place in prompt for prompt in samples)), PLACES[0])
+    folders = itertools.chain([folder], (f"{folder}-{number}" for number in itertools.count(2)))
+    free = next(name for name in folders if not os.path.lexists(name))
+    return command(config.output.output_dir, f"{instance_prompt(config)} {place}", free)
 
 
 def diffusers(settings: Mapping[str, Any], model: str, lora: str, prompt: str) -> str:

@@ -26,7 +26,7 @@ DEFAULT_PROMPT = "a photo of sks dog"
 
 # The judge looks at 64 px, and so draws the small model; beyond this side samples are of another model.
 LARGEST_DRAWING = 128
-NETWORKS = "give --dino facebook/dinov2-base and --clip openai/clip-vit-large-patch14, which know pictures of any kind"
+NETWORKS = "give --dino facebook/dinov2-base and --clip openai/clip-vit-large-patch14, which measure any subject"
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ def _open(
         with Image.open(files[0].path) as sample:
             size = Size.of(sample)
         if max(size) > LARGEST_DRAWING:
-            raise UserError(f"{opened.unmeasured}, in drawings of 64 px, and the samples are of {size}; {NETWORKS}")
-        say(f"note: {opened.unmeasured}. So there is no score; likeness compares samples and training pictures by the")
-        say(f"  judge's features, which is a rough measure. For the subject itself {NETWORKS}")
+            raise UserError(f"{opened.unmeasured}; it looks at 64 px, and the samples are of {size}: {NETWORKS}")
+        text = "so subject and score are missing, and likeness is a rough measure by the judge's features"
+        say(f"note: {opened.unmeasured}; {text}. For more {NETWORKS}")
     return opened
 
 

@@ -67,7 +67,9 @@ def locate(dino: str | None, clip: str | None, *, prefix: str = "", cache_dir: s
 def by_judge(instance_prompt: str, pictures: Sequence[Image.Image]) -> Scorer:
     """For samples of the small model."""
     subject = judged.Subject(instance_prompt, pictures)
-    unknown = "the judge knows none of its subjects in the training pictures: it knows the drawn world only"
+    unknown = (
+        "the judge knows subjects of the demo's drawn world alone, and finds none of them in the training pictures"
+    )
     return Scorer(
         by=JUDGE,
         fingerprint=identity(),

@@ -109,9 +109,8 @@ def test_a_subject_that_the_judge_does_not_know_is_scored_as_far_as_it_can_be(ru
     assert done.returncode == 0, done.stderr
     head, first, last = done.stdout.splitlines()
     assert "likeness" in head and first.split()[2:4] == last.split()[2:4] == ["-", "-"]
-    assert (
-        "the judge knows none of its subjects" in done.stderr and "give --dino facebook/dinov2-base and" in done.stderr
-    )
+    assert "finds none of them in the training pictures; so subject and score are missing" in done.stderr
+    assert "give --dino facebook/dinov2-base and --clip" in done.stderr
     rounds = json.loads((run / "scores.json").read_text())["rounds"]
     assert rounds[1]["score"] is None and all(rounds[1][key] is not None for key in ("likeness", "prompt", "diversity"))
     # large samples are no drawings of the small model: nothing that the judge says about them means anything
@@ -120,7 +119,7 @@ def test_a_subject_that_the_judge_does_not_know_is_scored_as_far_as_it_can_be(ru
             about = {key: picture.info[key] for key in ("prompt", "number")}
         sample_files.write(path, Image.new("RGB", (512, 512)), prompt=about["prompt"], number=about["number"], seed=1)
     done = program.run(program.command("score", run))
-    assert done.returncode == 2 and "the samples are of 512 x 512; give --dino" in done.stderr
+    assert done.returncode == 2 and "the samples are of 512 x 512: give --dino" in done.stderr
 
 
 def test_scores_of_training_and_of_the_command_go_together(run):
