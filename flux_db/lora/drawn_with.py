@@ -16,6 +16,7 @@ from flux_db import plain_yaml
 from flux_db.errors import UserError
 from flux_db.files import text_problem
 from flux_db.lora import lora_file
+from flux_db.lora.trained_file import DRAWN_WITH
 from flux_db.model.identity import is_hub_name
 from flux_db.output_folder import CONFIG, checkpoint_step
 from flux_db.size import PIXELS_PER_TOKEN, Size, parse_size
@@ -131,11 +132,11 @@ def of_lora(path: Path) -> tuple[str, dict[str, Any]]:
         metadata = open_weights(file).metadata
     except UserError:
         return str(path), {}
-    base = metadata.get("base_model", "")
-    # a folder's name says nothing on another machine
-    return f"the metadata of {file}", of_settings(
-        metadata | ({SETTINGS["model"][0]: base} if is_hub_name(base) else {})
-    )
+    # a stranger's file may say anything: no path of this machine is taken from it
+    known = {name: metadata[name] for name in (*DRAWN_WITH, "validation_size", "resolution") if name in metadata}
+    if is_hub_name(base := metadata.get("base_model", "")):
+        known[SETTINGS["model"][0]] = base
+    return f"the metadata of {file}", of_settings(known)
 
 
 def take(given: Mapping[str, Any], loras: Sequence[Path]) -> list[Taken]:

@@ -130,11 +130,14 @@ def test_values_of_a_strangers_file_are_taken_only_if_they_can_be(world, tmp_pat
     metadata = {
         "validation_size": "9999999x16", "max_sequence_length": "1000000", "validation_inference_steps": "-3",
         "validation_guidance": "nan", "mixed_precision": "bf16", "base_model": "../../etc",
+        "pretrained_model_name_or_path": "/etc", "cache_dir": "/etc", "variant": "fp16",
     }  # fmt: skip
     path, tensors = lora_for(tmp_path / "lora.safetensors", {"single_transformer_blocks.0.attn.to_q": (32, 32)})
     path.write_bytes(to_bytes(tensors, metadata))
-    words = ["--model", str(world.model), "--prompt", "a", "-o", str(tmp_path / "out"), "--device", "CPU"]
-    request = generate_flags.read([*words, "--lora", str(path)])
+    words = ["--prompt", "a", "-o", str(tmp_path / "out"), "--device", "CPU", "--lora", str(path)]
+    with pytest.raises(UserError, match="give a --model: the LoRA does not say where the model is"):
+        generate_flags.read(words)
+    request = generate_flags.read([*words, "--model", str(world.model)])
     assert (request.size, request.steps, request.guidance) == ((1024, 1024), 28, 3.5)
     assert {one.flag for one in request.taken} == {"mixed_precision"}
     assert generate._settings(request).runtime.mixed_precision == "no", "the CPU has no bf16"
