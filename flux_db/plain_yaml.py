@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from flux_db.files import read_text
 
 # A file of settings has about a hundred values, and every prompt to draw is one more.
 MOST_VALUES = 20_000
@@ -61,6 +64,15 @@ def load(text: str, loader: type[Loader] = Loader) -> Any:
         raise _problem(f"the character #x{error.character:04x} is not allowed", None) from None
     except RecursionError:
         raise _problem("nested too deeply", None) from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The values of a file by their names; none if it cannot be read."""
+    try:
+        content = load(read_text(path))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
 
 
 def _count(node: yaml.Node, known: dict[int, int], within: set[int]) -> int:

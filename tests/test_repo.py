@@ -38,11 +38,12 @@ PACKAGES = {
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode blank_cache batches",
     "check": "folders concepts rule bounds picture_rules training_rules validation_rules values peer_notes model"
-    " device_memory disk remedies memory compile_time plan_text files pictures everything plan contact_sheet dry_run",
-    "lora": "layer_names peft_settings lora_file trained_file convert describe merge resize init_lora"
+    " device_memory disk remedies memory compile_time plan_text files pictures everything plan contact_sheet"
+    " subject dry_run",
+    "lora": "layer_names peft_settings lora_file trained_file convert describe drawn_with merge resize init_lora"
     " generate_flags generate",
     "run": "lock status checkpoint saved_state sample_files metrics_file trackers metrics_log record",
-    "report": "charts page memory_chart thumbnails run_page comparison_page sample_sheet model_card hub",
+    "report": "charts page usage memory_chart thumbnails run_page comparison_page sample_sheet model_card hub",
     "demo": "brush creatures things places world judge tiny_model pictures",
     "score": "samples measures prompts judged encoders embedded scorer runs",
     "training": "warm_start build class_pictures earlier resume scoring prepare snapshot failure checkpoints"

@@ -22,6 +22,7 @@ from flux_db.check.everything import find_problems
 from flux_db.check.memory import memory_lines, memory_warnings
 from flux_db.check.model import model_warnings
 from flux_db.check.peer_notes import notes
+from flux_db.check.subject import subject_warnings
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import printable, show
@@ -74,6 +75,7 @@ def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None
         dataset, warnings = read_dataset(config, seen)
         if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)
+            general += given.notes
             for line in _report(config, seen, dataset, rows, general, notes(given)):
                 show(line)
             problems += _write_files(config, seen.subjects, rows)
@@ -91,6 +93,7 @@ def _rows(config: Config, seen: Survey, dataset: Dataset, warnings: Sequence[Pro
     folders, examples = [subject.found.folder for subject in seen.subjects], plan.one_each(dataset)
     of_picture: dict[Path, list[Problem]] = {example.picture.path: [] for example in examples}
     general: list[str] = [*setting_warnings(config), *model_warnings(config), *memory_warnings(config)]
+    general += subject_warnings(config, dataset)
     general += [warning for warning in warnings if warning.path not in of_picture]
     for warning in warnings:
         if warning.path in of_picture:

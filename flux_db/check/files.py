@@ -11,7 +11,7 @@ from flux_db.check.model import check_model
 from flux_db.errors import UserError
 from flux_db.model import scoring_folder
 from flux_db.problem import Problem
-from flux_db.settings.concepts import has_trigger
+from flux_db.settings.concepts import CLASS_PROMPT, has_trigger
 from flux_db.settings.derived import raw_sample_prompts, triggers, validation_prompts
 from flux_db.settings.schema import TRACKERS, Config
 from flux_db.settings.subject_word import names_subject, word_of
@@ -49,7 +49,11 @@ def _prompts_file_problems(config: Config) -> list[Problem]:
     file = config.validation.validation_prompts_file
     if file is None:
         return []
-    if not triggers(config) and any(map(has_trigger, prompts[len(config.validation.validation_prompt) :])):
+    of_file = prompts[len(config.validation.validation_prompt) :]
+    if config.data.class_prompt is None and any(CLASS_PROMPT in prompt for prompt in of_file):
+        text = f"--validation_prompts_file {file}: needs --class_prompt, which takes the place of {CLASS_PROMPT}"
+        return [Problem(text, flag="validation_prompts_file", also=("class_prompt",))]
+    if not triggers(config) and any(map(has_trigger, of_file)):
         word = "a trigger in --concepts" if config.data.concepts else "--trigger_word"
         text = f"--validation_prompts_file {file}: needs {word}, which takes the place of {{trigger}}"
         return [Problem(text, flag="validation_prompts_file", also=("trigger_word", "concepts"))]

@@ -16,7 +16,7 @@ THERE = "diffusers' and mindone's scripts"
 
 
 def say_notes(given: Given) -> None:
-    for line in notes(given):
+    for line in (*given.notes, *notes(given)):
         say(f"note: {line}")
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from flux_db.check.rule import Rule, broken
 from flux_db.data import buckets
 from flux_db.problem import Problem
-from flux_db.settings.concepts import has_trigger
+from flux_db.settings.concepts import CLASS_PROMPT, has_trigger
 from flux_db.settings.derived import background, triggers
 from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config, DataConfig
@@ -103,6 +103,15 @@ def _trigger_rules(config: Config) -> list[Rule]:
                 ("trigger_word", "concepts"),
             )
             for name, text in prompts
+        ),
+        *(
+            Rule(
+                data.class_prompt is None and CLASS_PROMPT in text,
+                "validation_prompt",
+                f" {text}: needs --class_prompt, which takes the place of {CLASS_PROMPT}",
+                ("class_prompt",),
+            )
+            for text in config.validation.validation_prompt
         ),
         Rule(word is not None and has_trigger(word), "trigger_word", f" {word}: must be a word of its own"),
         Rule(

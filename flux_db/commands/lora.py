@@ -41,7 +41,7 @@ def info(arguments: argparse.Namespace) -> None:
 
 
 def fuse_flags(parser: argparse.ArgumentParser) -> None:
-    from flux_db.lora.merge import finite
+    from flux_db.lora.drawn_with import finite
 
     parser.add_argument("model", type=Path, help="folder of a FLUX.1 model in diffusers layout")
     parser.add_argument("lora", type=Path, help="LoRA file of any format, or its folder")
@@ -138,7 +138,7 @@ def _write_resized(
 
 
 def _share(text: str) -> float:
-    from flux_db.lora.merge import finite
+    from flux_db.lora.drawn_with import finite
 
     value = finite(text)
     if not 0 < value <= 1:

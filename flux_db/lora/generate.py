@@ -18,10 +18,11 @@ from flux_db.console import say, stage
 from flux_db.data import encode, encode_cache
 from flux_db.data.encode_cache import Cache
 from flux_db.errors import UserError, unwritable
-from flux_db.lora import merge
+from flux_db.lora import drawn_with, merge
 from flux_db.lora.generate_flags import GRID, GenerateRequest
 from flux_db.lora.merge import Additions
 from flux_db.model import int8_linear, loading, runtime
+from flux_db.model.device import precision_problem
 from flux_db.model.sampler import Request, Sampler, SampleSettings, grid, groups
 from flux_db.model.text_encoder import Pooled
 from flux_db.png_text import sample_text
@@ -37,7 +38,12 @@ FILE_TYPES = {ms.float32: "F32", ms.float16: "F16", ms.bfloat16: "BF16"}
 def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
     """Draw everything; returns the grid's path. `argv` are the flags that the request was read from."""
     additions = merge.read_all(request.loras)  # refused before a model is fetched
-    config, model, cache = _open(request)
+    config = _settings(request)
+    # a precision that the device does not have is not taken
+    precision = config.runtime.mixed_precision
+    if taken := [one for one in request.taken if one.flag != "mixed_precision" or one.value == precision]:
+        say(f"Taken {drawn_with.described(taken)}")
+    model, cache = _open(config)
     if problems := merge.misfits(model, request.loras, additions, beside=is_int8(config)):
         raise UserError(problems)
     try:
@@ -77,7 +83,8 @@ def _factor(line: PromptLine) -> float:
 
 def encode_prompts(request: GenerateRequest) -> None:
     """`python -m flux_db encode-prompts`: put the request's prompts into the cache."""
-    config, model, cache = _open(request)
+    config = _settings(request)
+    model, cache = _open(config)
     if missing := _not_encoded(request, cache):
         runtime.start(config.runtime)
         encode.encode_prompts(config, model, cache, missing)
@@ -147,13 +154,22 @@ def add_loras(network: nn.Cell, additions: Additions, dtype: ms.Type) -> None:
         parameter.set_data(Tensor(np.ascontiguousarray(value)).astype(dtype))
 
 
-def _open(request: GenerateRequest) -> tuple[Config, Path, Cache]:
-    """The encoder's settings, the model's folder and the cache of prompts."""
+def _settings(request: GenerateRequest) -> Config:
+    """The encoder's settings, with a precision that the device has: the one asked for, the run's, or the usual one."""
     config = request.config
-    if not request.precision_given and runtime.choose_device(config.runtime.device)[0] == "Ascend":
-        config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, mixed_precision="bf16"))
+    if request.precision_given:
+        return config
+    device = runtime.choose_device(config.runtime.device)[0]
+    precision = next((one.value for one in request.taken if one.flag == "mixed_precision"), None)
+    if precision is None or precision_problem(device, "", precision):
+        precision = "bf16" if device == "Ascend" else "no"
+    return dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, mixed_precision=precision))
+
+
+def _open(config: Config) -> tuple[Path, Cache]:
+    """The model's folder and the cache of prompts."""
     model = locate_checked(config)
-    return config, model, encode_cache.open_cache(config, model)
+    return model, encode_cache.open_cache(config, model)
 
 
 def _not_encoded(request: GenerateRequest, cache: Cache) -> list[str]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flux_db.check.model import check_model
 from flux_db.console import program_name
 from flux_db.errors import UserError
 from flux_db.files import text_problem
-from flux_db.lora import merge
+from flux_db.lora import drawn_with, merge
+from flux_db.lora.drawn_with import DEFAULTS, SETTINGS, Taken, number_to
 from flux_db.lora.merge import Weighted
 from flux_db.output_folder import GRID
 from flux_db.settings.prompt_lines import PromptLine, read_prompts
 from flux_db.settings.schema import Config, from_flat_dict
-from flux_db.size import PIXELS_PER_TOKEN, Size, parse_size
+from flux_db.size import Size
 
 # What somebody may want, and no typing error reaches.
-MOST_PICTURES, MOST_STEPS, MOST_PIXELS = 1000, 1000, 8192
-
+MOST_PICTURES = 1000
 
 PROMPTS_HELP = (
     "text file with a prompt on each line; a line may end in --w 768 --h 512 --seed 3 --steps 20 --guidance 4 --lora"
@@ -36,6 +37,8 @@ class GenerateRequest:
     config: Config
     """For the encoder: model, cache, device, precision, tokens."""
     precision_given: bool
+    taken: tuple[Taken, ...]
+    """What the LoRAs say about how they are drawn, of flags that were not given."""
     loras: tuple[Weighted, ...]
     prompts: tuple[PromptLine, ...]
     size: Size
@@ -54,33 +57,59 @@ class GenerateRequest:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"{program_name()} generate",
-        description="Draw pictures with a FLUX.1 model and LoRAs. The same seed gives the samples of training.",
+        description="Draw pictures with a FLUX.1 model and LoRAs. What is not given is as in the samples of the run "
+        "that trained the LoRA; a line says what that is.",
     )
     add = parser.add_argument
-    add("--model", required=True, help="folder of a FLUX.1 model, or its name on the hub")
-    add("--variant", help="variant of the weight files, such as fp16")
+    add(
+        "--model",
+        help="folder of a FLUX.1 model, or its name on the hub (default: the one that the LoRA was trained on, if the "
+        "folder of its run or its metadata name it)",
+    )
+    add("--revision", help="branch, tag or commit of the model on the hub (default: the run's)")
+    add("--variant", help="variant of the weight files, such as fp16 (default: the run's)")
+    add("--cache_dir", help="folder for downloads from the hub (default: the run's, or the hub's own)")
     add("--lora", action="append", default=[], metavar="FILE[:WEIGHT]", help="LoRA file or folder; may be repeated")
     add("--prompt", action="append", default=[], help="what to draw; may be repeated")
     add("--prompts_file", type=Path, help=PROMPTS_HELP)
+    add("--num", type=number_to(MOST_PICTURES), default=1, help="pictures per prompt (default: 1)")
+    value = {flag: read for flag, (_, read) in SETTINGS.items()}
     add(
         "--size",
-        type=_size,
-        default=Size.square(1024),
+        type=value["size"],
         metavar="HxW",
-        help="height x width, as in diffusers (default: 1024x1024)",
+        help="height x width, as in diffusers (default: the run's, or 1024x1024)",
     )
-    add("--num", type=_number_to(MOST_PICTURES), default=1, help="pictures per prompt (default: 1)")
-    add("--steps", type=_number_to(MOST_STEPS), default=28, help="denoising steps (default: 28)")
-    add("--guidance", type=merge.finite, default=3.5, help="guidance value (default: 3.5)")
-    add("--seed", type=int, default=42, help="start of the random draws (default: 42)")
-    add("--max_sequence_length", type=_number_to(512), default=512, help="tokens that T5 sees (default: 512)")
+    add(
+        "--steps",
+        type=value["steps"],
+        metavar="N",
+        help=f"denoising steps (default: the run's, or {DEFAULTS['steps']})",
+    )
+    add(
+        "--guidance",
+        type=value["guidance"],
+        metavar="X",
+        help=f"guidance value (default: the run's, or {DEFAULTS['guidance']})",
+    )
+    add("--seed", type=int, metavar="N", help=f"start of the random draws (default: the run's, or {DEFAULTS['seed']})")
+    add(
+        "--max_sequence_length",
+        type=value["max_sequence_length"],
+        metavar="N",
+        help=f"tokens that T5 sees (default: the run's, or {DEFAULTS['max_sequence_length']})",
+    )
     add("--device", choices=["auto", "Ascend", "CPU"], default="auto", help="default: auto")
-    add("--mixed_precision", choices=["no", "fp16", "bf16"], help="default: bf16 on Ascend, no on the CPU")
+    add(
+        "--mixed_precision",
+        choices=["no", "fp16", "bf16"],
+        help="default: the run's, if the device has it, or bf16 on Ascend and no on the CPU",
+    )
     add(
         "--base_precision",
         choices=["full", "int8"],
-        default="full",
-        help="int8: store the transformer's matrices as int8 and compute the LoRAs beside them (default: full)",
+        help="int8: store the transformer's matrices as int8 and compute the LoRAs beside them (default: the run's, or "
+        "full)",
     )
     add(
         "--vae_tiling",
@@ -107,41 +136,44 @@ def read(argv: Sequence[str]) -> GenerateRequest:
         problems.append(
             f"--prompts_file {given.prompts_file}: a line has --lora, a factor on LoRAs; give a --lora FILE"
         )
-    if not 0 <= given.seed < 2**32:
-        problems.append(f"--seed {given.seed}: must be from 0 to 4294967295")
+    if given.seed is not None and not 0 <= given.seed <= drawn_with.LARGEST_SEED:
+        problems.append(f"--seed {given.seed}: must be from 0 to {drawn_with.LARGEST_SEED}")
+    loras = tuple(_weighted(text, problems) for text in given.lora)
+    taken = drawn_with.take(vars(given), [lora.path for lora in loras])
+    values = {flag: vars(given)[flag] for flag in SETTINGS if vars(given)[flag] is not None}
+    values = DEFAULTS | {one.flag: one.value for one in taken} | values
     request = GenerateRequest(
-        config=_config(given, prompts),
+        config=_config(given, values, prompts),
         precision_given=given.mixed_precision is not None,
-        loras=tuple(_weighted(text, problems) for text in given.lora),
+        taken=tuple(taken),
+        loras=loras,
         prompts=tuple(prompts),
-        size=given.size,
+        size=values["size"],
         num=given.num,
-        steps=given.steps,
-        guidance=given.guidance,
-        seed=given.seed,
+        steps=values["steps"],
+        guidance=values["guidance"],
+        seed=values["seed"],
         output=given.output,
     )
     problems += _output_problems(request)
-    problems += _model_problems(given.model, request)
+    problems += _model_problems(values.get("model"), request)
     if problems:
         raise UserError(problems)
     return request
 
 
-def _config(given: argparse.Namespace, prompts: Sequence[PromptLine]) -> Config:
+def _config(given: argparse.Namespace, values: Mapping[str, Any], prompts: Sequence[PromptLine]) -> Config:
+    known = {SETTINGS[flag][0]: value for flag, value in values.items() if flag != "size"}
     return from_flat_dict(
         {
-            "pretrained_model_name_or_path": given.model,
-            "variant": given.variant,
+            "pretrained_model_name_or_path": "",
+            **known,
             "vae_tiling": given.vae_tiling,
             "instance_data_dir": "",
             "instance_prompt": prompts[0].text if prompts else "",
-            "max_sequence_length": given.max_sequence_length,
             "output_dir": str(given.output),
             "encode_cache_dir": given.encode_cache_dir,
             "device": given.device,
-            "mixed_precision": given.mixed_precision or "no",
-            "base_precision": given.base_precision,
         }
     )
 
@@ -172,29 +204,14 @@ def _output_problems(request: GenerateRequest) -> list[str]:
     return [f"-o {request.output}: has {there[0]} already; choose another folder"] if there else []
 
 
-def _model_problems(name: str, request: GenerateRequest) -> list[str]:
+def _model_problems(name: str | None, request: GenerateRequest) -> list[str]:
+    if name is None:
+        why = ": the LoRA does not say where the model is that it was trained on" if request.loras else " to draw with"
+        return [f"give a --model{why}"]
     if os.path.isdir(name):
         problems = check_model(Path(name), request.config)
         return [problem.replace("--pretrained_model_name_or_path", "--model") for problem in problems]
     if name.startswith((".", "~", os.sep)) or name.count("/") != 1:
-        return [f"--model {name}: no such folder, and no name on the hub of the form owner/model"]
+        source = next((f", named by {one.source}" for one in request.taken if one.flag == "model"), "")
+        return [f"--model {name}{source}: no such folder, and no name on the hub of the form owner/model"]
     return []
-
-
-def _number_to(most: int) -> Callable[[str], int]:
-    def read_number(text: str) -> int:
-        value = int(text) if text.isdecimal() and len(text) <= len(str(most)) else 0
-        if not 1 <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most}, not {text}")
-        return value
-
-    return read_number
-
-
-def _size(text: str) -> Size:
-    size = parse_size(text) if len(text) <= 20 else None
-    if size is None or any(side % PIXELS_PER_TOKEN or not 0 < side <= MOST_PIXELS for side in size):
-        raise argparse.ArgumentTypeError(
-            f"must be height x width in multiples of {PIXELS_PER_TOKEN} up to {MOST_PIXELS}, not {text}"
-        )
-    return size

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,35 @@ from flux_db.settings.schema import TEXT_ENCODER_LAYERS, Config, LoraConfig, fro
 
 FLAG, FINGERPRINT = "init_lora", "init_lora_fingerprint"
 
+# What the file decides too. A YAML file's are often a template's, so they give way to it where the two contradict.
+RANKS = frozenset({"rank", "lora_alpha", "lora_rank_pattern", "text_encoder_rank"})
+
 
 def resolve(given: Given) -> Given:
     """The settings with what --init_lora decides, and the problems of its file."""
     config = given.config
     if config.lora.init_lora is None or FLAG in given.faulty:
         return given
+    notes: tuple[str, ...] = ()
     try:
         layers = read(config)
         config = taken_over(config, layers, given.named)
-        found = problems(config, layers)
+        if not config.lora.init_lora_resize and _other_ranks(config, layers):
+            of_file = (RANKS & given.named) - given.typed
+            config = taken_over(given.config, layers, given.named - of_file)
+            notes = (_yielded(given.config, layers, of_file),) if of_file else ()
+        found = problems(config, layers, typed=given.typed)
     except UserError as error:
         found = [_problem(config, text) for text in error.problems]
-    return dataclasses.replace(given, config=config, problems=(*given.problems, *found))
+    notes = () if found else notes
+    return dataclasses.replace(given, config=config, problems=(*given.problems, *found), notes=(*given.notes, *notes))
+
+
+def _yielded(config: Config, layers: Layers, names: Iterable[str]) -> str:
+    ranks = " and ".join(map(str, sorted({layer.rank for layer in layers.values()})))
+    given = ", ".join(f"{name}: {to_flat_dict(config)[name]}" for name in sorted(names))
+    text = f"--{FLAG} {config.lora.init_lora}: the run has the file's ranks, {ranks}, and not what the YAML file says"
+    return f"{text} ({given}); --init_lora_resize brings the LoRA to that"
 
 
 def read(config: Config) -> Layers:
@@ -147,10 +163,10 @@ def _text(layers: Layers) -> Layers:
 # --- whether it fits ---------------------------------------------------------------------------------------------
 
 
-def problems(config: Config, layers: Layers) -> list[Problem]:
-    """Why the run cannot start from these layers."""
+def problems(config: Config, layers: Layers, typed: Set[str] = frozenset()) -> list[Problem]:
+    """Why the run cannot start from these layers; `typed` are the settings of the command line."""
     text, lora = _text(layers), text_lora(config)
-    found = _part_problems(config, _transformer(layers), config.lora, "rank", "lora_layers")
+    found = _lost(config, _transformer(layers), config.lora, "lora_layers")
     only = "init_lora_transformer_only"
     if lora is None and text:
         also = ("train_text_encoder", only)
@@ -161,7 +177,9 @@ def problems(config: Config, layers: Layers) -> list[Problem]:
         why = f"has no layers of CLIP for --train_text_encoder; let them start afresh by --{only}"
         found.append(_problem(config, why, *also))
     elif lora is not None:
-        found += _part_problems(config, text, lora, "text_encoder_rank", "text_encoder_layers")
+        found += _lost(config, text, lora, "text_encoder_layers")
+    if not found and not config.lora.init_lora_resize and (other := _other_ranks(config, layers)):
+        found.append(_rank_problem(config, other, typed))
     model = Path(config.model.pretrained_model_name_or_path)
     if not found and os.path.isdir(model):
         additions = {name: [(layer, 1.0)] for name, layer in layers.items()}
@@ -173,24 +191,43 @@ def problems(config: Config, layers: Layers) -> list[Problem]:
     return found + _place_problems(config)
 
 
-def _part_problems(config: Config, own: Layers, lora: LoraConfig, rank: str, layers: str) -> list[Problem]:
+def _lost(config: Config, own: Layers, lora: LoraConfig, flag: str) -> list[Problem]:
+    """Layers of one network that would not be trained."""
     try:
         choice = lora_layers.parse(lora.lora_layers)
-        ranks = {name: lora_layers.rank_of(lora, name) for name in own}
     except ValueError:  # reported by the check of values
         return []
-    if lost := [name for name in own if not choice.takes(name)]:
-        why = f"has a LoRA on {lost[0]}, which --{layers} does not train; it would be lost"
-        return [_problem(config, why, layers)]
-    other = [name for name, layer in own.items() if layer.rank != ranks[name]]
-    if other and not config.lora.init_lora_resize:
-        name = other[0]
-        why = (
-            f"its LoRA on {name} has rank {own[name].rank}, and this run's is {ranks[name]}; give --{rank}"
-            f" {own[name].rank}, or add --init_lora_resize"
-        )
-        return [_problem(config, why, rank, "lora_rank_pattern", "init_lora_resize")]
-    return []
+    lost = next((name for name in own if not choice.takes(name)), None)
+    text = f"has a LoRA on {lost}, which --{flag} does not train; it would be lost"
+    return [] if lost is None else [_problem(config, text, flag)]
+
+
+def _other_ranks(config: Config, layers: Layers) -> list[tuple[str, int, int]]:
+    """(name, rank in the file, rank in the run) of the layers in which these differ."""
+    parts = ((_transformer(layers), config.lora), (_text(layers), text_lora(config)))
+    try:
+        pairs = [
+            (name, layer.rank, lora_layers.rank_of(lora, name))
+            for own, lora in parts
+            if lora is not None
+            for name, layer in own.items()
+        ]
+    except ValueError:  # a pattern, reported by the check of values
+        return []
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _rank_problem(config: Config, other: Sequence[tuple[str, int, int]], typed: Set[str]) -> Problem:
+    """Without these flags the ranks are the file's, whatever they are."""
+    name, theirs, ours = other[0]
+    ranks = ("rank", "lora_rank_pattern", "text_encoder_rank")
+    flags = " and ".join(f"--{flag}" for flag in ranks if flag in typed) or "--rank"
+    why = (
+        f"its LoRA on {name} has rank {theirs}, and this run's is {ours}; leave {flags} out, so that all ranks are the"
+    )
+    return _problem(
+        config, f"{why} file's, or add --init_lora_resize, which brings it to this run's", *ranks, "init_lora_resize"
+    )
 
 
 def _place_problems(config: Config) -> list[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
@@ -47,17 +46,6 @@ def weighted(text: str) -> Weighted:
     if not math.isfinite(weight):
         raise ValueError(f"{text}: the weight must be a finite number")
     return Weighted(Path(path), weight)
-
-
-def finite(text: str) -> float:
-    """A number of the command line; NaN and infinity are none that a picture can be made with."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be a finite number, not {text}")
-    return value
 
 
 def read_all(loras: Sequence[Weighted]) -> Additions:

@@ -14,11 +14,21 @@ from flux_db import __version__
 from flux_db.lora.lora_file import ADAPTER_METADATA
 from flux_db.model.identity import DEV, SCHNELL, base_model_name
 from flux_db.settings.concepts import comparable, concepts_of
-from flux_db.settings.derived import text_lora, triggers
+from flux_db.settings.derived import text_lora, triggers, validation_size
 from flux_db.settings.lora_layers import needs_alphas
 from flux_db.settings.resume_rules import FREE, GLOBAL_BATCH
 from flux_db.settings.schema import SECTIONS, Config, LoraConfig, to_flat_dict
 from flux_db.weight_file import to_bytes
+
+# Settings without which nobody draws as the run's samples were drawn; under their own names.
+DRAWN_WITH = (
+    "max_sequence_length",
+    "validation_inference_steps",
+    "validation_guidance",
+    "validation_seed",
+    "mixed_precision",
+    "base_precision",
+)
 
 # Of a metadata entry that a setting makes as long as it likes.
 LONGEST_NOTE = 500
@@ -63,6 +73,7 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
     data, lora, text = config.data, config.lora, text_lora(config)
     base = base_model_name(config.model.pretrained_model_name_or_path)
     words = _cut(", ".join(triggers(config))) or None
+    flat, size = to_flat_dict(config), validation_size(config)
     architecture = {DEV: "flux-1-dev/lora", SCHNELL: "flux-1-schnell/lora"}.get(base)
     facts = {
         "flux_db_version": __version__,
@@ -80,6 +91,8 @@ def about(config: Config, facts: Facts) -> dict[str, str]:
         "global_batch": facts.global_batch,
         "config_hash": settings_hash(config, facts.global_batch),
         "kept_for": facts.kept_for,
+        "validation_size": f"{size.height}x{size.width}",
+        **{name: flat[name] for name in DRAWN_WITH},
         "modelspec.architecture": architecture,
         "modelspec.resolution": f"{data.resolution}x{data.resolution}",
         "modelspec.trigger_phrase": words,

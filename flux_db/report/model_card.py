@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ from flux_db.files import TEXT_LIMIT, read_bytes
 from flux_db.lora import trained_file
 from flux_db.model.identity import base_model_name, is_hub_name, licence
 from flux_db.output_folder import EMA_LORA, LORA_FILE, MODEL_CARD
+from flux_db.report import usage
 from flux_db.run import sample_files
 from flux_db.settings import lora_layers
 from flux_db.settings.concepts import Concept, concepts_of
-from flux_db.settings.derived import instance_prompt, text_lora, triggers
-from flux_db.settings.schema import Config
+from flux_db.settings.derived import instance_prompt, text_lora, triggers, validation_size
+from flux_db.settings.schema import Config, to_flat_dict
 
 # By it a card is known as this program's own, which a later run may replace.
 MARK = "<!-- written by flux-db; remove this line to keep your own version -->"
@@ -128,34 +128,27 @@ def _pictures(config: Config, samples: list[tuple[str, str]]) -> str:
 
 def _usage(config: Config) -> str:
     name = base_model_name(config.model.pretrained_model_name_or_path)
-    base = json.dumps(name if is_hub_name(name) else "path/to/the/base/model")
-    lora = json.dumps(config.hub.hub_model_id or "path/to/this/folder")
-    prompt = _literal(instance_prompt(config))
-    file = json.dumps(LORA_FILE)
-    steps, guidance = config.validation.validation_inference_steps, config.validation.validation_guidance
-    draw = f"image = pipe({prompt}, num_inference_steps={steps}, guidance_scale={guidance:g})"
+    base = name if is_hub_name(name) else "path/to/the/base/model"
+    here, prompt, settings = "path/to/this/folder", instance_prompt(config), to_flat_dict(config)
+    lora = config.hub.hub_model_id or here
     return f"""## Use it
+
+With flux-db, which takes what is not given from the run that trained the LoRA:
+
+```bash
+{usage.command(here, prompt, "pictures", None if is_hub_name(name) else base)}
+```
 
 In mindone:
 
 ```python
-import mindspore as ms
-from mindone.diffusers import FluxPipeline
-
-pipe = FluxPipeline.from_pretrained({base}, mindspore_dtype=ms.bfloat16)
-pipe.load_lora_weights({lora}, weight_name={file})
-{draw}[0][0]
+{usage.mindone(settings, base, lora, prompt)}
 ```
 
 In diffusers:
 
 ```python
-import torch
-from diffusers import FluxPipeline
-
-pipe = FluxPipeline.from_pretrained({base}, torch_dtype=torch.bfloat16).to("cuda")
-pipe.load_lora_weights({lora}, weight_name={file})
-{draw}.images[0]
+{usage.diffusers(settings, base, lora, prompt)}
 ```
 
 In ComfyUI: put `{LORA_FILE}` into `models/loras` and choose it in the node "Load LoRA"."""
@@ -180,10 +173,17 @@ def _settings(config: Config, facts: trained_file.Facts) -> str:
         "Loss": _loss(config),
         "Precision": config.runtime.mixed_precision,
         "Seed": config.output.seed,
+        "Samples": _samples(config),
         "Made with": f"flux-db {__version__}; settings `{trained_file.settings_hash(config, facts.global_batch)}`",
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join(["## Settings", "", "| Setting | Value |", "|---|---|", *lines])
+
+
+def _samples(config: Config) -> str:
+    validation = config.validation
+    how = f"{validation.validation_inference_steps} steps, guidance {validation.validation_guidance:g}"
+    return f"{validation_size(config)} px, {config.data.max_sequence_length} tokens, {how}"
 
 
 def _layers(config: Config) -> str:
@@ -251,11 +251,6 @@ def _loss(config: Config) -> str:
 def _plain(text: str) -> str:
     """Text for one line of Markdown between backticks, in a table as well."""
     return _on_one_line(text).replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")")
-
-
-def _literal(text: str) -> str:
-    """The very text as a string in code; what cannot be seen is written as an escape."""
-    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def _on_one_line(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import statistics
 import time
@@ -17,6 +16,7 @@ from flux_db.atomic import write_file
 from flux_db.console import say
 from flux_db.errors import describe
 from flux_db.output_folder import LORA_FILE, REPORT
+from flux_db.report import usage
 from flux_db.report.charts import Series, chart, number, smoothed
 from flux_db.report.memory_chart import memory_chart
 from flux_db.report.page import escape, page, picture, section, table, tiles
@@ -75,7 +75,7 @@ def render(run: RunRecord) -> str:
         + section("Scores of the samples", scores_table(run))
         + section("Curves", curves(run))
         + section("Memory on Ascend", memory_chart(run.settings) if _may_be_on_ascend(run) else "")
-        + section("How to use the LoRA", usage(run))
+        + section("How to use the LoRA", how_to_use(run))
         + section("Settings", settings_tables(run.settings))
         + f"<footer>{escape(written)}flux_db {__version__}</footer>"
     )
@@ -221,6 +221,7 @@ SCORES = {
     "pres": "PRES",
     "div": "DIV",
     "subject": "Subject",
+    "likeness": "Likeness",
     "prompt": "Prompt followed",
     "class_prompt": "Prompt followed, class",
     "class_subject": "Subject in the class",
@@ -237,6 +238,7 @@ SCORE_HINTS = {
     "pres": "PRES: cosine of samples of the class and training pictures; lower is better.",
     "div": "DIV: 1 - cosine of DINOv2's features among samples of one prompt; the DreamBooth paper takes LPIPS.",
     "subject": "Subject and prompt: 1 is best; subject in the class: 0 is best.",
+    "likeness": "Likeness: cosine of the judge's features, samples of the subject and training pictures; 1 is best.",
     "class_change": "Change of the class, copies: 0 is best.",
     "nearest_likeness": "Most alike: cosine of a sample and the training picture most like it.",
 }
@@ -325,32 +327,23 @@ def training_pictures(output: Path) -> str:
 # --- words -------------------------------------------------------------------------------------------------------
 
 
-def usage(run: RunRecord) -> str:
+def how_to_use(run: RunRecord) -> str:
     name = base_model(run.settings) or "black-forest-labs/FLUX.1-dev"
-    model = json.dumps(name if "/" in name else f"path/to/{name}")
+    model = name if "/" in name else f"path/to/{name}"
     prompt = _prompt(run) or "a photo of sks dog"
-    load = (
-        f'pipe.load_lora_weights({json.dumps(run.name)}, weight_name="{LORA_FILE}")\n'
-        f"pipe({json.dumps(prompt, ensure_ascii=False)}, num_inference_steps=28, guidance_scale=3.5)"
-    )
-    diffusers = (
-        "import torch\nfrom diffusers import FluxPipeline\n\n"
-        f'pipe = FluxPipeline.from_pretrained({model}, torch_dtype=torch.bfloat16).to("cuda")\n'
-        f'{load}.images[0].save("sample.png")'
-    )
-    mindone = (
-        "import mindspore as ms\nfrom mindone.diffusers import FluxPipeline\n\n"
-        f"pipe = FluxPipeline.from_pretrained({model}, mindspore_dtype=ms.bfloat16)\n"
-        f'{load}[0][0].save("sample.png")'
-    )
+    code = {
+        "flux-db": usage.command(str(run.settings.get("output_dir") or run.name), prompt, "pictures"),
+        "diffusers": usage.diffusers(run.settings, model, run.name, prompt),
+        "mindone (MindSpore)": usage.mindone(run.settings, model, run.name, prompt),
+    }
     comfy = (
         f"Copy <code>{LORA_FILE}</code> to <code>ComfyUI/models/loras</code>, add a <b>LoraLoaderModelOnly</b> node "
         "after the FLUX model, and choose the file there with strength 1."
     )
     return (
         f"<p>The prompt names the subject as it was trained: <b>{escape(prompt)}</b></p>"
-        f"<h3>diffusers</h3><pre>{escape(diffusers)}</pre><h3>mindone (MindSpore)</h3><pre>{escape(mindone)}</pre>"
-        f"<h3>ComfyUI</h3><p>{comfy}</p>"
+        + "".join(f"<h3>{name}</h3><pre>{escape(text)}</pre>" for name, text in code.items())
+        + f"<h3>ComfyUI</h3><p>{comfy}</p>"
     )
 
 

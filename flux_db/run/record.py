@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flux_db import plain_json, plain_yaml
 from flux_db.errors import UserError
 from flux_db.files import read_bytes, read_text
@@ -80,7 +78,7 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"{folder}: no such folder; give the --output_dir of a run")
     run = RunRecord(
         folder=folder,
-        settings=_read_settings(folder / CONFIG),
+        settings=plain_yaml.read_mapping(folder / CONFIG),
         rows=(rows := tuple(_read_rows(folder / METRICS))),
         scores=_scores(folder / SCORES, rows),
         rounds=tuple(read_rounds(folder)),
@@ -89,14 +87,6 @@ def read_run(folder: Path) -> RunRecord:
     if not (run.settings or run.rows or run.rounds or run.state):
         raise UserError(f"{folder}: no run in it: neither {CONFIG}, {METRICS} nor samples")
     return run
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        content = plain_yaml.load(read_text(path))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
 
 
 def _scores(path: Path, rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -20,7 +20,7 @@ class Scores:
     """Means over samples, each from 0 to 1. None is a measure for which there are no samples."""
 
     subject: float | None
-    """Probability that a sample of the subject shows it."""
+    """Probability that a sample of the subject shows it; None also of a subject that the judge does not know."""
     prompt: float | None
     """Share of what prompts of the subject ask for besides it (kind, colour, place, collar) that is in the sample."""
     class_prompt: float | None
@@ -58,12 +58,17 @@ class Subject:
         verdict = judge(pictures)
         mean = verdict.probabilities["subject"].mean(axis=0)
         self.name = HEADS["subject"][int(mean.argmax())]
-        if self.name == NONE:
-            raise UserError(
-                "the judge knows none of its subjects in the training pictures: it knows the drawn world only"
-            )
+        """NONE: the judge does not know it."""
         self.features = verdict.features
         self.pixels = np.stack([measures.small_pixels(picture) for picture in pictures])
+
+    @property
+    def is_known(self) -> bool:
+        return self.name != NONE
+
+    def shown(self, verdict: Verdict) -> float | None:
+        """Probability that the pictures show the subject."""
+        return measures.mean(verdict.probability("subject", self.name)) if self.is_known else None
 
     def is_in(self, prompt: str) -> bool:
         return not self.words.isdisjoint(words(prompt))
@@ -77,10 +82,10 @@ def score(samples: Sequence[Sample], subject: Subject, first: Sequence[Sample] =
     theirs = judge([sample.picture for sample in others]) if others else None
     nearest = np.array([measures.nearest_distance(sample.picture, subject.pixels) for sample in ours])
     return Scores(
-        subject=measures.mean(mine.probability("subject", subject.name)) if mine else None,
+        subject=subject.shown(mine) if mine else None,
         prompt=following(ours, mine, without=subject.words) if mine else None,
         class_prompt=following(others, theirs) if theirs else None,
-        class_subject=measures.mean(theirs.probability("subject", subject.name)) if theirs else None,
+        class_subject=subject.shown(theirs) if theirs else None,
         class_change=change(others, theirs, first) if theirs else None,
         likeness=measures.likeness(mine.features, subject.features) if mine else None,
         diversity=measures.diversity([sample.title for sample in ours], mine.features) if mine else None,

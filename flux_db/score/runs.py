@@ -11,16 +11,22 @@ from typing import Any
 from PIL import Image
 
 from flux_db.atomic import write_file
+from flux_db.console import say
 from flux_db.errors import UserError
 from flux_db.output_folder import SCORES
 from flux_db.run.record import read_run
-from flux_db.run.sample_files import read_folder
+from flux_db.run.sample_files import SampleFile, read_folder
 from flux_db.score.samples import pictures_in, read_pictures, read_samples
 from flux_db.score.scorer import Folders, Scorer, Scores, by_features, by_judge
 from flux_db.settings.concepts import comparable, replace_trigger
 from flux_db.settings.subject_word import subject_word
+from flux_db.size import Size
 
 DEFAULT_PROMPT = "a photo of sks dog"
+
+# The judge looks at 64 px, and so draws the small model; beyond this side samples are of another model.
+LARGEST_DRAWING = 128
+NETWORKS = "give --dino facebook/dinov2-base and --clip openai/clip-vit-large-patch14, which measure any subject"
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,8 @@ def score_run(folder: Path, given: Given, folders: Folders) -> list[ScoredRound]
         raise UserError(f"{folder}: its training pictures are gone ({pictures}); give them with --instance_data_dir")
     word = given.trigger_word or _text(settings, "trigger_word")
     prompt = replace_trigger(given.prompt or _text(settings, "instance_prompt") or "", word)
-    prompts = [file.prompt for round_ in run.rounds for file in round_.pictures]
-    scorer = _open(prompt, word, _text(settings, "class_prompt"), Path(pictures), folders, prompts)
+    files = [file for round_ in run.rounds for file in round_.pictures]
+    scorer = _open(prompt, word, _text(settings, "class_prompt"), Path(pictures), folders, files)
     first = read_samples(run.rounds[0].pictures)
     rounds = []
     for round_ in run.rounds:
@@ -80,21 +86,33 @@ def score_folder(folder: Path, given: Given, folders: Folders) -> ScoredRound:
     if nameless := [file.path.name for file in found if not file.prompt]:
         raise UserError(f"{folder}: {nameless[0]} does not hold its prompt; `generate` writes it into its pictures")
     prompt = replace_trigger(given.prompt or DEFAULT_PROMPT, given.trigger_word)
-    scorer = _open(prompt, given.trigger_word, None, given.pictures, folders, [file.prompt for file in found])
+    scorer = _open(prompt, given.trigger_word, None, given.pictures, folders, found)
     samples = read_samples(found)
     return ScoredRound(None, len(samples), scorer.score(samples, ()))
 
 
 def _open(
-    prompt: str, trigger: str | None, class_prompt: str | None, pictures: Path, folders: Folders, prompts: Sequence[str]
+    prompt: str,
+    trigger: str | None,
+    class_prompt: str | None,
+    pictures: Path,
+    folders: Folders,
+    files: Sequence[SampleFile],
 ) -> Scorer:
-    """What scores; a UserError if none of the samples is of the subject."""
+    """What scores; a UserError if none of the samples is of the subject, or if nothing here can judge them."""
     opened = open_scorer(prompt, trigger, class_prompt, lambda: read_pictures(pictures_in(pictures)), folders)
-    if not any(map(opened.names_subject, prompts)):
+    if not any(opened.names_subject(file.prompt) for file in files):
         raise UserError(
             f'no sample is of the subject: no prompt has its word, which "{prompt}" names; give another '
             "--instance_prompt or --trigger_word, or draw the subject"
         )
+    if opened.unmeasured:
+        with Image.open(files[0].path) as sample:
+            size = Size.of(sample)
+        if max(size) > LARGEST_DRAWING:
+            raise UserError(f"{opened.unmeasured}; it looks at 64 px, and the samples are of {size}: {NETWORKS}")
+        text = "so subject and score are missing, and likeness is a rough measure by the judge's features"
+        say(f"note: {opened.unmeasured}; {text}. For more {NETWORKS}")
     return opened
 
 
@@ -131,6 +149,7 @@ COLUMNS = {
     "pres": "PRES",
     "div": "DIV",
     "subject": "subject",
+    "likeness": "likeness",
     "prompt": "prompt",
     "class_prompt": "class prompt",
     "class_subject": "subject in class",

@@ -41,6 +41,8 @@ class Scorer:
     """Whether a prompt asks for the subject."""
     score: Callable[[Sequence[Sample], Sequence[Sample]], Scores]
     """A round of samples, and those before training."""
+    unmeasured: str | None = None
+    """What it cannot measure of this subject; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +65,17 @@ def locate(dino: str | None, clip: str | None, *, prefix: str = "", cache_dir: s
 
 
 def by_judge(instance_prompt: str, pictures: Sequence[Image.Image]) -> Scorer:
-    """For samples of the drawn world; a UserError for any other."""
+    """For samples of the small model."""
     subject = judged.Subject(instance_prompt, pictures)
+    unknown = (
+        "the judge knows subjects of the demo's drawn world alone, and finds none of them in the training pictures"
+    )
     return Scorer(
         by=JUDGE,
         fingerprint=identity(),
         names_subject=subject.is_in,
         score=lambda samples, first: judged.score(samples, subject, first),
+        unmeasured=None if subject.is_known else unknown,
     )
 
 

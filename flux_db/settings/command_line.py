@@ -81,6 +81,10 @@ class Given:
     """Settings whose value could not be read."""
     named: frozenset[str] = frozenset()
     """Settings that the command line or the YAML file gives."""
+    typed: frozenset[str] = frozenset()
+    """Those of the command line."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about settings that became others than the YAML file says."""
     has_file: bool = False
     """Whether there is a YAML file."""
     ignored: tuple[str, ...] = ()
@@ -153,7 +157,15 @@ def read_config(argv: Sequence[str]) -> Given:
     problems += [line for line in judged if isinstance(line, Problem)]
     problems = [problem if isinstance(problem, Problem) else Problem(problem) for problem in problems]
     ignored = tuple(line for line in judged if not isinstance(line, Problem))
-    return Given(config, (*problems, *faults), faulty, frozenset(values), file is not None, ignored)
+    return Given(
+        config,
+        (*problems, *faults),
+        faulty,
+        named=frozenset(values),
+        typed=frozenset(values) & given.keys(),
+        has_file=file is not None,
+        ignored=ignored,
+    )
 
 
 def lasting_flags(argv: Sequence[str], stored: Callable[[], Path]) -> list[str]:

@@ -12,6 +12,9 @@ from flux_db.settings.schema import ConceptConfig, Config
 
 _TRIGGER = re.compile(r"\{trigger\}|\[trigger\]", re.IGNORECASE)
 
+# In a prompt for samples, in the place of what the two flags say.
+INSTANCE_PROMPT, CLASS_PROMPT = "{instance_prompt}", "{class_prompt}"
+
 # Key of a concept -> the flag that says the same of a run with one folder.
 FLAGS = {
     "dir": "instance_data_dir",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flux_db.output_folder import CACHE
-from flux_db.settings.concepts import concepts_of, has_trigger
+from flux_db.settings.concepts import CLASS_PROMPT, INSTANCE_PROMPT, concepts_of, has_trigger
 from flux_db.settings.prompt_lines import PromptLine, read_prompts
 from flux_db.settings.schema import Config, LoraConfig, to_flat_dict
 from flux_db.size import Size, parse_size
@@ -74,19 +74,24 @@ def cache_path(config: Config) -> Path:
 def sample_prompts(config: Config) -> tuple[PromptLine, ...]:
     """Every prompt to draw samples from, in order: those of --validation_prompt, then the file's with their options.
 
-    One with {trigger} in it is drawn for each concept that has a trigger.
+    One with {instance_prompt} or {trigger} in it is drawn for each concept (that has a trigger).
     """
-    named = [concept for concept in concepts_of(config) if concept.trigger is not None]
-    lines = (
-        line.with_text(text)
-        for line in raw_sample_prompts(config)
-        for text in ([c.fill_trigger(line.text) for c in named] if has_trigger(line.text) and named else [line.text])
-    )
+    lines = (line.with_text(text) for line in raw_sample_prompts(config) for text in _filled(config, line.text))
     return tuple(dict.fromkeys(lines))
 
 
+def _filled(config: Config, text: str) -> list[str]:
+    concepts = concepts_of(config)
+    named = [concept for concept in concepts if concept.trigger is not None]
+    text = text.replace(CLASS_PROMPT, config.data.class_prompt or CLASS_PROMPT)
+    return [
+        concept.fill_trigger(text.replace(INSTANCE_PROMPT, concept.prompt))
+        for concept in (named if has_trigger(text) and named else concepts)
+    ]
+
+
 def raw_sample_prompts(config: Config) -> list[PromptLine]:
-    """The same as they were written, with {trigger} in them."""
+    """The same as they were written, with {trigger} and {instance_prompt} in them."""
     file = config.validation.validation_prompts_file
     given = [PromptLine(text=prompt) for prompt in config.validation.validation_prompt]
     return [*given, *(read_prompts(file, "validation_prompts_file") if file else [])]

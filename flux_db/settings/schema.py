@@ -193,9 +193,11 @@ class LoraConfig:
     flag for several; the first that fits counts."""
     init_lora: str | None = field(default=None, metadata={"near": "network_weights"})
     """LoRA to start from instead of a fresh one: a file of any format that export reads, or the folder of a run. Rank,
-    alpha and layers are the file's unless they are given. The optimizer starts afresh."""
+    alpha and layers are the file's unless they are given; a rank in the YAML file gives way to it, one on the command
+    line does not. The optimizer starts afresh."""
     init_lora_resize: bool = False
-    """Bring the LoRA of --init_lora to the rank of this run, by singular values. Otherwise another rank is refused."""
+    """Bring the LoRA of --init_lora to the rank of this run, by singular values. Otherwise another rank on the command
+    line is refused."""
     init_lora_transformer_only: bool = False
     """Take only the transformer's layers from --init_lora; with --train_text_encoder CLIP's LoRA then starts afresh.
     Otherwise the file must have layers of CLIP if CLIP is trained, and must have none if it is not."""
@@ -335,7 +337,9 @@ class ValidationConfig:
     """Sample pictures and validation loss while training"""
 
     validation_prompt: tuple[str, ...] = field(default=(), metadata={"basic": True, "near": "sample_prompt"})
-    """Prompt to draw sample pictures from. Repeat the flag for several; without a prompt there are no samples."""
+    """Prompt to draw sample pictures from, such as "{instance_prompt} in a bucket", in which the words of
+    --instance_prompt take the place of {instance_prompt}; {class_prompt} works in the same way. Repeat the flag for
+    several; without a prompt there are no samples."""
     validation_prompts_file: str | None = field(default=None, metadata={"near": "sample_prompts"})
     """Text file with a prompt in each line to draw samples from as well. Empty lines and lines with # are left out. A
     line may end in options of its own samples: --w 768 --h 512 --seed 3 --steps 20 --guidance 4 --lora 0.8, of which

@@ -20,14 +20,14 @@ def subject_word(prompt: str, trigger_word: str | None = None, class_prompt: str
     prompt lacks; otherwise its rare word.
     """
     if trigger_word:
-        return _rare(trigger_word) or trigger_word.strip()
+        return rare_word(trigger_word) or trigger_word.strip()
     own = [word for word in _words(prompt) if word.lower() not in _ARTICLES]
     if class_prompt:
         of_class = {word.lower() for word in _words(class_prompt)}
         different = [word for word in own if word.lower() not in of_class]
         if len(different) == 1:
             return different[0]
-    return _rare(prompt)
+    return rare_word(prompt)
 
 
 def word_of(config: Config) -> str | None:
@@ -49,11 +49,12 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[^\s,.;:!?\"']+", text)
 
 
-def _rare(text: str) -> str | None:
-    return next((word for word in _words(text) if _is_rare(word)), None)
+def rare_word(text: str) -> str | None:
+    """The first word that is none of a language."""
+    return next((word for word in _words(text) if _israre_word(word)), None)
 
 
-def _is_rare(word: str) -> bool:
+def _israre_word(word: str) -> bool:
     """A usual one, or no word of a language: with a digit or brackets, or of three and more letters without a vowel."""
     plain = word.lower()
     if plain in USUAL or re.search(r"[\d<>\[\]{}]", plain):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from flux_db import child
 from flux_db.check.memory import fit_together, memory_problems, memory_warnings
 from flux_db.check.model import locate_checked, model_warnings
+from flux_db.check.subject import subject_warnings
 from flux_db.check.values import warnings as setting_warnings
 from flux_db.console import hold_back, printable, release, say
 from flux_db.data import encode, encode_cache
@@ -145,7 +146,8 @@ def begin(config: Config, place: Place, seen: Survey | None = None) -> tuple[Pre
         raise UserError(problems)
     cache = encode_cache.open_cache(config, model)
     dataset, warnings = read_dataset(config, seen)
-    warnings = [*setting_warnings(config), *model_warnings(config, model), *memory_warnings(config, model), *warnings]
+    warnings = [*subject_warnings(config, dataset), *memory_warnings(config, model), *warnings]
+    warnings = [*setting_warnings(config), *model_warnings(config, model), *warnings]
     if place.is_main:
         for warning in warnings[:WARNINGS_SHOWN]:
             say(f"warning: {printable(warning)}")

@@ -17,7 +17,7 @@ from flux_db.model import model_folder
 from flux_db.model.runtime import Runtime
 from flux_db.model.sampler import Sampler
 from flux_db.output_folder import BEST_LORA, EMA_LORA, GRID, LORA_FILE, METRICS, MODEL_CARD, REPORT, SAMPLES
-from flux_db.report import hub, model_card
+from flux_db.report import hub, model_card, usage
 from flux_db.report.thumbnails import store_training_pictures
 from flux_db.run.metrics_log import MetricsLog
 from flux_db.settings.derived import validation_prompts
@@ -222,3 +222,4 @@ def _print_results(config: Config) -> None:
         if path.is_file():
             note = f" ({KEPT_FOR[keep]})" if name == "best" and keep != "none" else ""
             print(f"{name + ':':11} {path}{note}")
+    print(f"{'next:':11} {usage.next_command(config)}")

@@ -83,6 +83,8 @@ def _open(config: Config, dataset: Dataset, folders: Folders) -> Scorer:
         scorer = open_scorer(
             concept.prompt, concept.trigger, config.data.class_prompt, lambda: read_pictures(paths), folders
         )
+        if scorer.unmeasured:
+            raise UserError(scorer.unmeasured)
     except UserError as error:
         hint = "" if folders else "; for other pictures give --score_dino and --score_clip"
         raise UserError([f"--score_steps: {problem}{hint}" for problem in error.problems]) from error

@@ -499,3 +499,39 @@ def test_a_trigger_word_that_is_used_nowhere_is_warned_of(world, tmp_path, capsy
     (tmp_path / "prompts.txt").write_text("a [trigger] in a bucket")
     assert dry_run.run(read_config([*words, f"--validation_prompts_file={tmp_path / 'prompts.txt'}"])) == 0
     assert warning not in capsys.readouterr().out
+
+
+# ---- the subject ----
+
+
+def subject_lines(world, tmp_path, *words, folder=None):
+    """The lines of `check` about the subject, as a user sees them."""
+    done = program.run(program.command("check", *flags(world, tmp_path / "out", folder or world.pictures, *words)))
+    assert done.returncode == 0, done.stderr
+    about = ("sample prompt", "--instance_prompt", "caption of", "to train on")
+    return [line.strip() for line in done.stdout.splitlines() if any(part in line for part in about)]
+
+
+def test_samples_of_another_subject_are_warned_of(world, tmp_path):
+    samples = ["--validation_prompt={instance_prompt} at night", "--validation_prompt=a sks in a bucket"]
+    others = ["a sks bird in a bucket", "a zwx dog", "a brown cat"]
+    lines = subject_lines(world, tmp_path, *samples, *(f"--validation_prompt={text}" for text in others))
+    hint = 'write it with {instance_prompt}, as in "{instance_prompt} in a bucket"'
+    assert lines == [
+        f'sample prompt "a sks bird in a bucket": asks for sks bird, but sks dog is trained; {hint}',
+        f'sample prompt "a zwx dog": has zwx, but the subject\'s word is sks; {hint}',
+    ]
+    (line,) = subject_lines(world, tmp_path, "--validation_prompt=a brown cat", "--validation_prompt=a zwx dog")
+    assert line == f"no sample shows the subject: no sample prompt has sks; {hint}"
+
+
+def test_a_subject_without_a_word_and_of_few_pictures_is_warned_of(world, tmp_path):
+    write_demo_pictures(tmp_path / "two", 2, 64)
+    first, second = subject_lines(world, tmp_path, "--instance_prompt=a photo of my dog", folder=tmp_path / "two")
+    assert first.startswith('--instance_prompt "a photo of my dog": has no rare word, such as sks,')
+    assert second.startswith("two: only 2 pictures to train on:")
+    write_demo_pictures(tmp_path / "three", 3, 64)
+    for name, caption in {"dog_00": "sks sits", "dog_01": "a dog sits"}.items():
+        (tmp_path / "three" / f"{name}.txt").write_text(caption)
+    (line,) = subject_lines(world, tmp_path, folder=tmp_path / "three")
+    assert f"the caption of {tmp_path / 'three/dog_01.png'} lacks sks, the subject's word" in line

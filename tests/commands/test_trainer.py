@@ -13,6 +13,7 @@ from pathlib import Path
 
 import program
 import pytest
+from PIL import Image
 from world import lora_bytes, metrics, without_time
 
 # LoRA in one layer only: the step compiles in seconds
@@ -80,14 +81,29 @@ def test_an_empty_picture_folder_and_a_model_part_missing(world, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def calm(world, tmp_path_factory):
-    """A run that nobody disturbs."""
+def calm_run(world, tmp_path_factory):
+    """A run that nobody disturbs, and what it prints."""
     output = tmp_path_factory.mktemp("calm")
     done = run(world.settings(output, **QUICK))
     assert done.returncode == 0, done.stderr[-2000:]
     assert str(output / "pytorch_lora_weights.safetensors") in done.stdout
     assert json.loads((output / "train_state.json").read_text())["status"] == "finished"
-    return output
+    return output, done.stdout
+
+
+@pytest.fixture(scope="module")
+def calm(calm_run):
+    return calm_run[0]
+
+
+def test_the_last_line_of_a_run_is_the_command_that_draws_with_it(calm_run):
+    output, printed = calm_run
+    name, command = printed.splitlines()[-1].split(maxsplit=1)
+    assert name == "next:" and "--prompt 'a photo of sks dog in the forest'" in command
+    done = program.run(["bash", "-c", command])
+    assert done.returncode == 0, done.stderr
+    with Image.open(f"{output}-pictures/000-00.png") as picture:
+        assert picture.size == (32, 32)
 
 
 def read_all(descriptor):

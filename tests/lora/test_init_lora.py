@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import program
 import pytest
 
 from flux_db.lora import init_lora
@@ -72,6 +73,39 @@ def test_several_ranks_become_a_pattern(tmp_path):
     assert {name: lora_layers.rank_of(lora, name) for name in layers} == {n: v.rank for n, v in layers.items()}
 
 
+def test_ranks_of_a_yaml_file_give_way_to_the_files_and_typed_ones_do_not(tmp_path):
+    """As in the configs of the repository, which all have a rank. What fits stays, so a stored config is the same."""
+    layers = {Q: layer(4), K: layer(2), "transformer_blocks.1.attn.to_q": layer(4)}
+    file = write(tmp_path / "a.safetensors", layers)
+    (tmp_path / "config.yaml").write_text("rank: 16\nlora_alpha: 16\n")
+    words = ["--config", str(tmp_path / "config.yaml")]
+    found = given(tmp_path, file, *words)
+    lora, fresh = found.config.lora, given(tmp_path, file).config.lora
+    assert found.problems == () and lora == fresh and (lora.rank, lora.alpha) == (4, 4.0)
+    note = (
+        f"--init_lora {file}: the run has the file's ranks, 2 and 4, and not what the YAML file says (lora_alpha: 16.0,"
+    )
+    assert [text[: len(note)] for text in found.notes] == [note]
+    (problem,) = given(tmp_path, file, *words, "--rank", "4").problems
+    assert "leave --rank out, so that all ranks are the file's, or add --init_lora_resize" in problem
+    resized = given(tmp_path, file, *words, "--init_lora_resize")
+    assert (resized.problems, resized.notes, resized.config.lora.rank) == ((), (), 16)
+    (tmp_path / "config.yaml").write_text('rank: 4\nlora_alpha: 8\nlora_rank_pattern: "single.*=2"\n')
+    stays = given(tmp_path, file, *words)
+    assert (stays.problems, stays.notes, stays.config.lora.alpha) == ((), (), 8.0)
+
+
+def test_check_says_that_the_ranks_are_the_files(world, tmp_path):
+    (tmp_path / "config.yaml").write_text("rank: 16\n")
+    file = write(tmp_path / "a.safetensors", {Q: layer(4), K: layer(2)})
+    settings = world.settings(tmp_path / "out", pretrained_model_name_or_path="owner/model", init_lora=file)
+    settings = {name: value for name, value in settings.items() if name not in ("rank", "lora_layers")}
+    settings["config"] = tmp_path / "config.yaml"
+    done = program.run(program.command("check", *program.flags(settings)))
+    assert done.returncode == 0, done.stderr
+    assert "the run has the file's ranks, 2 and 4, and not what the YAML file says (rank: 16)" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("names", "text"),
     [
@@ -101,13 +135,14 @@ def test_clips_rank_and_layers_are_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("layers", "flags", "why"),
     [
-        ({Q: layer(4)}, ["--rank", "8"], "has rank 4, and this run's is 8; give --rank 4, or add --init_lora_resize"),
-        ({Q: layer(4)}, ["--lora_rank_pattern", "to_q=2"], "has rank 4, and this run's is 2"),
+        ({Q: layer(4)}, ["--rank", "8"], "has rank 4, and this run's is 8; leave --rank out, so that all ranks"),
+        ({Q: layer(4)}, ["--lora_rank_pattern", "to_q=2"], "this run's is 2; leave --lora_rank_pattern out"),
         ({Q: layer(4), K: layer(4)}, ["--lora_layers", "single:3"], f"has a LoRA on {Q}, which --lora_layers does not"),
         ({Q: layer(4), TEXT: layer(4)}, [], "has layers of CLIP, which is not trained"),
         ({Q: layer(4)}, ["--train_text_encoder"], "has no layers of CLIP for --train_text_encoder"),
         ({TEXT: layer(4)}, ["--train_text_encoder"], "has no layers of FLUX.1's transformer"),
-        ({Q: layer(4), TEXT: layer(2)}, ["--train_text_encoder", "--text_encoder_rank", "3"], "give --text_encoder_r"),
+        ({Q: layer(4), TEXT: layer(2)}, ["--train_text_encoder", "--text_encoder_rank", "3"], "leave --text_encoder_r"),
+        ({Q: layer(4), K: layer(2)}, ["--rank", "4"], f"its LoRA on {K} has rank 2, and this run's is 4; leave --rank"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, layers, flags, why):

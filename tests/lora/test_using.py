@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import program
 import pytest
 from fake_hub import FakeHub
 from huggingface_hub import ModelCard
@@ -92,6 +93,54 @@ def test_generate_draws_the_samples_of_training(run, kohya, cpu, world, tmp_path
     assert read_picture(tmp_path / "out" / "grid.png").shape == (32, 68, 3)
     assert main(words) == 2
     assert "000-00.png already" in capfd.readouterr().err
+
+
+def test_generate_draws_as_the_run_did_without_being_told_how(run, world, tmp_path):
+    """Model, size, tokens and steps are the run's: the first sample, and one line that says what was taken."""
+    _, output, _ = run
+    words = ["--lora", output, "--prompt", PROMPT, "--device", "CPU", "-o", tmp_path / "out"]
+    done = program.run(program.command("generate", *words))
+    assert done.returncode == 0, done.stderr
+    drawn, sample = (read_picture(p) for p in (tmp_path / "out/000-00.png", output / "samples/step-00003/00.png"))
+    assert drawn.shape == sample.shape and np.abs(drawn - sample).max() <= 1
+    taken = f"Taken from {output}: --model {world.model} --base_precision full --mixed_precision no --size 32x32"
+    taken += " --max_sequence_length 16 --steps 2 --guidance 3.5 --seed 42"
+    assert [line for line in done.stderr.splitlines() if "Taken" in line] == [taken]
+
+
+def test_flags_override_the_run_and_a_lone_file_knows_all_but_the_model(run, world, tmp_path):
+    _, output, _ = run
+    shutil.copy(output / LORA_FILE, tmp_path / "dog.safetensors")
+    words = ["--prompt", "a", "-o", str(tmp_path / "out"), "--lora"]
+    with pytest.raises(UserError, match="give a --model: the LoRA does not say where the model is"):
+        generate_flags.read([*words, str(tmp_path / "dog.safetensors")])
+    words = ["--model", str(world.model), "--steps", "9", *words]
+    checkpoint = next(output.glob("checkpoint-*"), output)
+    for lora in (tmp_path / "dog.safetensors", output / LORA_FILE, checkpoint):
+        request = generate_flags.read([*words, str(lora)])
+        assert (request.size, request.steps, request.config.data.max_sequence_length) == ((32, 32), 9, 16)
+        assert "steps" not in {one.flag for one in request.taken}
+    # the first LoRA that knows a value counts, and one that knows nothing changes nothing
+    plain, _ = lora_for(tmp_path / "plain.safetensors", {"single_transformer_blocks.0.attn.to_q": (32, 32)})
+    assert generate_flags.read([*words, str(plain)]).size == (1024, 1024)
+    assert generate_flags.read([*words, str(plain), "--lora", str(output)]).size == (32, 32)
+
+
+def test_values_of_a_strangers_file_are_taken_only_if_they_can_be(world, tmp_path):
+    metadata = {
+        "validation_size": "9999999x16", "max_sequence_length": "1000000", "validation_inference_steps": "-3",
+        "validation_guidance": "nan", "mixed_precision": "bf16", "base_model": "../../etc",
+        "pretrained_model_name_or_path": "/etc", "cache_dir": "/etc", "variant": "fp16",
+    }  # fmt: skip
+    path, tensors = lora_for(tmp_path / "lora.safetensors", {"single_transformer_blocks.0.attn.to_q": (32, 32)})
+    path.write_bytes(to_bytes(tensors, metadata))
+    words = ["--prompt", "a", "-o", str(tmp_path / "out"), "--device", "CPU", "--lora", str(path)]
+    with pytest.raises(UserError, match="give a --model: the LoRA does not say where the model is"):
+        generate_flags.read(words)
+    request = generate_flags.read([*words, "--model", str(world.model)])
+    assert (request.size, request.steps, request.guidance) == ((1024, 1024), 28, 3.5)
+    assert {one.flag for one in request.taken} == {"mixed_precision"}
+    assert generate._settings(request).runtime.mixed_precision == "no", "the CPU has no bf16"
 
 
 def read_picture(path):

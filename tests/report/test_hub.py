@@ -1,6 +1,7 @@
 """The model card, and the upload with the real client to a hub on this machine."""
 
 import ast
+import html
 import os
 import re
 import shlex
@@ -20,10 +21,11 @@ from flux_db.errors import UserError
 from flux_db.lora import trained_file
 from flux_db.model.identity import licence
 from flux_db.output_folder import LORA_FILE
-from flux_db.report import hub, model_card
+from flux_db.report import hub, model_card, run_page
 from flux_db.run import sample_files
+from flux_db.run.record import read_run
 from flux_db.settings import secrets
-from flux_db.settings.command_line import parse_config
+from flux_db.settings.command_line import parse_config, to_yaml
 from flux_db.settings.schema import from_flat_dict
 
 TOKEN = "hf_abcdefghijklmnop"
@@ -108,6 +110,18 @@ def test_the_code_in_the_card_is_code(output):
         compile(block.split("```")[0], "card", "exec")
 
 
+def test_card_and_report_draw_as_the_samples_were_drawn(output):
+    config = config_of(output, resolution=64, max_sequence_length=20, validation_inference_steps=12)
+    (output / "config.yaml").write_text(to_yaml(config))
+    card, report = model_card.card(config, FACTS), html.unescape(run_page.render(read_run(output)))
+    values = "height=64 width=64 num_inference_steps=12 guidance_scale=3.5 max_sequence_length=20"
+    how = ",\n    ".join(values.split())
+    assert card.count(how) == report.count(how) == 2
+    prompt = "--prompt 'a \"photo\": of sks | dog # 1' -o pictures"
+    assert f"python -m flux_db generate --lora path/to/this/folder {prompt}" in card
+    assert f"python -m flux_db generate --lora {output} {prompt}" in report
+
+
 def test_texts_of_others_stay_texts_in_the_card(output):
     """A prompt that would be Markdown, HTML, an end of the header or of the code, or a row of the table."""
     hostile = "sks](https://x.y) <script>x</script>\n---\nlicense: mit\n```\n# head | `code` \x1b[2J \u202e !dog"
@@ -119,7 +133,7 @@ def test_texts_of_others_stay_texts_in_the_card(output):
     assert header["license"] == "other" and "license: mit" in header["instance_prompt"]
     assert header == ModelCard(text).data.to_dict()
     body = text.split("\n---\n")[1]
-    outside = re.sub(r"```python\n.*?\n```", "", body, flags=re.DOTALL)
+    outside = re.sub(r"```(?:python|bash)\n.*?\n```", "", body, flags=re.DOTALL)
     outside = re.sub(r"`[^`\n]*`", "", outside)
     assert "](https://x.y" not in outside and "<script>" not in outside
     assert [line for line in outside.splitlines() if line.startswith("#")] == [

@@ -101,6 +101,27 @@ def test_the_command_ends_with_code_2(run, flags, problem):
     assert problem in done.stderr
 
 
+def test_a_subject_that_the_judge_does_not_know_is_scored_as_far_as_it_can_be(run, tmp_path):
+    for number in range(3):
+        values = np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8)
+        Image.fromarray(values).save(tmp_path / "pictures" / f"dog_{number:02d}.png")
+    done = program.run(program.command("score", run))
+    assert done.returncode == 0, done.stderr
+    head, first, last = done.stdout.splitlines()
+    assert "likeness" in head and first.split()[2:4] == last.split()[2:4] == ["-", "-"]
+    assert "finds none of them in the training pictures; so subject and score are missing" in done.stderr
+    assert "give --dino facebook/dinov2-base and --clip" in done.stderr
+    rounds = json.loads((run / "scores.json").read_text())["rounds"]
+    assert rounds[1]["score"] is None and all(rounds[1][key] is not None for key in ("likeness", "prompt", "diversity"))
+    # large samples are no drawings of the small model: nothing that the judge says about them means anything
+    for path in (run / "samples").rglob("*.png"):
+        with Image.open(path) as picture:
+            about = {key: picture.info[key] for key in ("prompt", "number")}
+        sample_files.write(path, Image.new("RGB", (512, 512)), prompt=about["prompt"], number=about["number"], seed=1)
+    done = program.run(program.command("score", run))
+    assert done.returncode == 2 and "the samples are of 512 x 512: give --dino" in done.stderr
+
+
 def test_scores_of_training_and_of_the_command_go_together(run):
     rows = [
         {"step": 0, "event": "validation", "score": 0.1, "score_dino": 0.2, "scored_by": "clip"},

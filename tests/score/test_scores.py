@@ -44,9 +44,16 @@ def test_what_is_wrong_with_samples_shows(dog):
     assert score(bled, dog).class_subject > 0.9
 
 
-def test_pictures_that_are_not_of_the_world_are_refused():
+def test_of_an_unknown_subject_all_but_the_subject_is_measured():
     noise = np.random.default_rng(0).integers(0, 255, (3, 64, 64, 3), np.uint8)
-    with pytest.raises(UserError, match="drawn world"):
-        Subject("a photo of sks dog", [Image.fromarray(picture) for picture in noise])
+    unknown = Subject("a photo of sks dog", [Image.fromarray(picture) for picture in noise])
+    others = [Sample("a photo of a cat", i, draw(s)) for i, s in enumerate(s for s in SCENES[:80] if s.kind == "cat")]
+    drawn = [*samples("dog", "a photo of sks dog on the beach", 4, "beach"), *others]
+    result = score(drawn, unknown, drawn).as_dict()
+    assert {name for name, value in result.items() if value is None} == {"score", "subject", "class_subject"}
+    assert result["prompt"] > 0.9 and result["class_prompt"] > 0.9 and 0 < result["likeness"] < 1
+
+
+def test_a_prompt_without_a_subject_is_refused():
     with pytest.raises(UserError, match="no word in it names a subject"):
         Subject("a photo of a dog", [draw_picture(64, 0, 0)])

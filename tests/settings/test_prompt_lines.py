@@ -3,8 +3,10 @@
 import pytest
 
 from flux_db.check.files import check_files
+from flux_db.check.values import check_values
 from flux_db.errors import UserError
 from flux_db.lora import generate_flags
+from flux_db.settings.command_line import read_config
 from flux_db.settings.derived import sample_prompts, validation_prompts
 from flux_db.settings.prompt_lines import PromptLine, parse_line, read_prompts
 from flux_db.settings.schema import from_flat_dict
@@ -101,3 +103,22 @@ def test_a_factor_on_loras_needs_one(tmp_path):
 def test_prompts_of_a_file_without_options_are_as_before(tmp_path):
     file, _ = settings(tmp_path, "a dog\na cat\n")
     assert read_prompts(file, "prompts_file") == [PromptLine(text="a dog"), PromptLine(text="a cat")]
+
+
+def test_prompts_of_samples_follow_the_subject():
+    values = {"pretrained_model_name_or_path": "m", "instance_data_dir": "p", "instance_prompt": "a photo of {trigger}"}
+    lines = ["{instance_prompt} in a bucket", "{class_prompt} at night", "{trigger} alone", "a cat"]
+    one = from_flat_dict(values | {"trigger_word": "sks", "class_prompt": "a bird", "validation_prompt": lines})
+    assert validation_prompts(one) == ("a photo of sks in a bucket", "a bird at night", "sks alone", "a cat")
+    concepts = [{"dir": "a", "prompt": "a {trigger} dog", "trigger": "sks"}, {"dir": "b", "prompt": "ukj style"}]
+    several = from_flat_dict({"pretrained_model_name_or_path": "m", "concepts": concepts, "validation_prompt": lines})
+    assert validation_prompts(several)[:3] == ("a sks dog in a bucket", "ukj style in a bucket", lines[1])
+
+
+def test_a_class_prompt_that_is_not_given_has_no_place(tmp_path):
+    (tmp_path / "prompts.txt").write_text("{class_prompt} at night")
+    words = ["--pretrained_model_name_or_path=m", "--instance_data_dir=p", "--instance_prompt=a sks dog"]
+    words += ["--validation_prompt={class_prompt}", f"--validation_prompts_file={tmp_path}/prompts.txt"]
+    given = read_config(words)
+    texts = [problem for problem in given.problems_by(check_values, check_files) if "{class_prompt}" in problem]
+    assert len(texts) == 2 and all("needs --class_prompt, which takes the place of {class_prompt}" in t for t in texts)

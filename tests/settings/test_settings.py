@@ -17,7 +17,7 @@ from flux_db.demo.tiny_model import draw_all, vae_config, write_tiny_model
 from flux_db.errors import UserError, run_guarded
 from flux_db.problem import Problem
 from flux_db.settings.command_line import build_parser, parse_config, read_config, read_flags, to_yaml
-from flux_db.settings.derived import background, cache_path, global_batch
+from flux_db.settings.derived import background, cache_path, global_batch, validation_prompts
 from flux_db.settings.peer_flags import PEER_FLAGS
 from flux_db.settings.schema import SECTIONS, Config, from_flat_dict, to_flat_dict, with_defaults
 
@@ -216,6 +216,13 @@ def test_what_people_write_on_the_command_line(flags, name, value):
 def test_every_config_in_the_repository_is_sound_and_names_its_own_command(file):
     parse_config(["--config", str(file)])
     assert f"--config configs/{file.name}" in file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", [file for file in CONFIGS if "concepts" not in file.name], ids=lambda file: file.stem)
+def test_samples_of_a_config_follow_the_prompt_that_was_typed(file):
+    config = read_config(["--config", str(file), "--instance_prompt", "a photo of zwx bird"]).config
+    prompts = validation_prompts(config)
+    assert prompts[0].startswith("a photo of zwx bird ") and not any("sks" in text or "{" in text for text in prompts)
 
 
 def test_the_configs_of_the_readme_are_there():

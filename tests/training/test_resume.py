@@ -43,7 +43,7 @@ class Left:
 
     def __init__(self, world, output: Path, **changes):
         settings = {"lora_layers": LAYER, "max_train_steps": 8, "checkpointing_steps": 2, "validation_steps": 4}
-        settings |= {"validation_prompt": ["a dog"], "num_validation_images": 2, "keep_best": True}
+        settings |= {"validation_prompt": ["a sks dog"], "num_validation_images": 2, "keep_best": True}
         settings |= {"center_crop": True}  # otherwise the crops change with the seed
         settings |= {"validation_data_dir": str(world.folder / "held_out"), "encode_cache_dir": str(output / "cache")}
         self.world, self.output, self.settings = world, output, settings | changes

@@ -227,7 +227,10 @@ def test_the_judge_refuses_what_it_does_not_know_before_training(world, tmp_path
         noise = np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8)
         Image.fromarray(noise).save(folder / f"{number}.png")
     text = problem(instance_data_dir=str(folder))
-    assert "--score_steps: the judge knows none of its subjects" in text and "--score_dino and --score_clip" in text
+    assert (
+        "--score_steps: the judge knows subjects of the demo's drawn world alone" in text
+        and "--score_dino and --score_clip" in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def long_run(cpu, world, tmp_path_factory):
     config = world.config(
         output, max_train_steps=8, train_batch_size=2, gradient_accumulation_steps=2, checkpointing_steps=3,
         lora_dropout=0.1, random_flip=True, lr_scheduler="cosine", lr_warmup_steps=2, center_crop=True,
+        validation_inference_steps=2, validation_size="32x48",  # no samples, but the metadata have them
     )  # fmt: skip
     assert train(config) == 0
     return config
@@ -87,7 +88,7 @@ def test_a_resumed_run_and_a_validated_run_end_in_the_same_bytes(long_run, world
     shutil.copytree(world.pictures, tmp_path / "held")
     config = resumed(
         long_run, again, resume_from_checkpoint="latest", validation_prompts_file=str(tmp_path / "prompts.txt"),
-        num_validation_images=2, validation_steps=3, validation_inference_steps=2, validation_size="32x48",
+        num_validation_images=2, validation_steps=3,
         validation_data_dir=str(tmp_path / "held"), keep_best=True, report_to=["tensorboard"],
     )  # fmt: skip
     assert train(config) == 0
