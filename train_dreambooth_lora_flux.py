@@ -7,7 +7,8 @@ Usage: python train_dreambooth_lora_flux.py --config configs/demo_cpu.yaml [--fl
 import sys
 from contextlib import nullcontext
 
-import flux_db.early_interrupt  # noqa: F401  before the other imports
+import flux_db.early_interrupt
+import flux_db.missing_package  # noqa: F401  both before the other imports
 from flux_db.child import end_with_parent
 from flux_db.errors import run_guarded
 from flux_db.interrupt import StopRequest
@@ -20,6 +21,7 @@ def main(argv: list[str]) -> int:
     # Before numpy and MindSpore are imported: both start threads, and every thread must leave the signals to one
     stop = StopRequest().listen()
     from flux_db.check import dry_run, peer_notes
+    from flux_db.check.device import check_device, check_processes
     from flux_db.check.everything import check_everything
     from flux_db.lora import init_lora
     from flux_db.report.hub import check_hub
@@ -30,8 +32,8 @@ def main(argv: list[str]) -> int:
     if given.config.output.dry_run:
         from flux_db.training.prepare import demand_resumable
 
-        return dry_run.run(given, demand_resumable)
-    config, seen = check_everything(given, check_hub)
+        return dry_run.run(given, demand_resumable, check_hub)
+    config, seen = check_everything(given, check_processes, check_device, check_hub)
     with OutputLock(config.output.output_dir) if is_first_process() else nullcontext():
         from flux_db.training.prepare import start
 
@@ -41,7 +43,7 @@ def main(argv: list[str]) -> int:
         from flux_db.training.run import finish_encoding, publish, restore, train
 
         if device.is_main:
-            peer_notes.say_notes(given)
+            peer_notes.say_notes(given, prepared.dataset, device.world_size)
         training = build(config, device, prepared.model, prepared.dataset)
         compiler = finish_encoding(config, device, prepared, encoding, training)
         ground = restore(config, device, prepared, training)

@@ -107,6 +107,11 @@ def _run_clock(text: str, start: float, done: threading.Event) -> None:
                 return
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def program_name() -> str:
     """As the user has called it."""
     return "flux-db" if Path(sys.argv[0]).name == "flux-db" else "python -m flux_db"

@@ -1,11 +1,13 @@
 """How a program of this package ends when something goes wrong: which exceptions mean what, and the exit codes."""
 
+import argparse
 import difflib
 import errno
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
 
 from flux_db import early_interrupt, garbage, streams
 from flux_db.console import printable, release, show_warning
@@ -30,7 +32,7 @@ class UserError(Exception):
         self, problems: str | Iterable[str], details: Iterable[str] = (), *, exit_code: int | None = None
     ) -> None:
         self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
-        self.details: list[str] = list(details)
+        self.details: list[str] = [*details, *(line for p in self.problems for line in getattr(p, "details", ()))]
         self.exit_code = exit_code or type(self).exit_code
         super().__init__(self.problems)
 
@@ -44,6 +46,13 @@ class RunError(UserError):
     """The settings are right and the run failed nevertheless: a full disk, a child that ended badly."""
 
     exit_code = 1
+
+
+class CommandParser(argparse.ArgumentParser):
+    """For commands: a mistake is one line, as all others are, and not the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.removeprefix('argument ')}; {self.prog} --help describes the command")
 
 
 def run_guarded(main: Callable[[], int | None], *, prints_results: bool = True) -> int:

@@ -17,6 +17,9 @@ BEST_LORA = "best_lora.safetensors"
 EMA_LORA = "ema_lora.safetensors"
 MODEL_CARD = "README.md"
 
+# class pictures, without --class_data_dir
+CLASS_PICTURES = "class"
+
 # samples/step-00250/00.png, samples/grid.png
 SAMPLES = "samples"
 GRID = "grid.png"

@@ -28,6 +28,8 @@ class Problem(str):
     kind: Kind
     also: tuple[str, ...]
     """Other settings that the problem depends on."""
+    details: tuple[str, ...]
+    """More lines, which follow after all problems."""
 
     def __new__(
         cls,
@@ -37,9 +39,11 @@ class Problem(str):
         path: Path | None = None,
         kind: Kind = Kind.OTHER,
         also: tuple[str, ...] = (),
+        details: tuple[str, ...] = (),
     ) -> Problem:
         problem = super().__new__(cls, text if path is None else f"{path}: {text}")
         problem.text, problem.flag, problem.path, problem.kind, problem.also = text, flag, path, kind, also
+        problem.details = details
         return problem
 
     @property

@@ -20,4 +20,5 @@ and hanging, a brown eye patch and saddle, a turquoise collar.
   - Last row, right: other animals, which have taken on a little of it. Fewer steps, prior preservation and
     --preserve_class are the means against that (docs/training.md).
 The table above gives the same as numbers, from 0 to 1: "subject" should rise, "subject in class" stay low.
+Before the commands of README.md, activate the environment: source .venv/bin/activate
 END

@@ -8,11 +8,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FakeHub:
-    """`repos` holds what was uploaded: name -> {"private": bool, "files": {path: bytes}}."""
+    """`repos` holds what was uploaded: name -> {"private": bool, "files": {path: bytes}}.
+
+    `models` everybody can look up: name -> {"gated": "manual" or False, "sizes": {path: bytes}, "denied": bool}.
+    """
 
     def __init__(self, token="hf_secret", owner="me"):
         self.token, self.owner = token, owner
-        self.repos = {}
+        self.repos, self.models = {}, {}
         self.requests = []
         self.fails = {}
         """Pattern of a path -> status to answer with."""
@@ -70,6 +73,9 @@ class FakeHub:
         if path.startswith("/lfs/"):
             self._large[path.removeprefix("/lfs/")] = body
             return 200, {}
+        match = re.match(r"/api/models/([\w.-]+/[\w.-]+?)(/auth-check)?(?:\?|$)", path)
+        if match and match[1] in self.models:
+            return self._described(match[1], bool(match[2]))
         if headers.get("Authorization") != f"Bearer {self.token}":
             return 401, {"error": "Invalid token"}
         if path == "/api/whoami-v2":
@@ -80,9 +86,16 @@ class FakeHub:
             return self._create(json.loads(body))
         if match := re.fullmatch(r"/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/batch", path):
             return 200, {"transfer": "basic", "objects": [self._place(o) for o in json.loads(body)["objects"]]}
-        if match := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(?:/(preupload|commit)/main)?", path):
+        if match := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(?:/(preupload|commit)/main)?", path.partition("?")[0]):
             return self._in_repo(match[1], match[2], body)
         return 404, {"error": f"no such address: {path}"}
+
+    def _described(self, name, asks_access):
+        model = self.models[name]
+        if asks_access and model.get("denied"):
+            return 403, {"error": "Access is restricted"}, {"X-Error-Code": "GatedRepo"}
+        siblings = [{"rfilename": path, "size": size} for path, size in model["sizes"].items()]
+        return 200, {"id": name, "gated": model["gated"], "siblings": siblings, "tags": [], "downloads": 0}
 
     def _create(self, wanted):
         name = f"{wanted.get('organization') or self.owner}/{wanted['name']}"

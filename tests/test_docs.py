@@ -12,7 +12,7 @@ from test_repo import ENTRY, MODULES, ROOT, place
 
 from flux_db.check.values import check_values
 from flux_db.commands import plan
-from flux_db.commands.table import COMMANDS, build_parser
+from flux_db.commands.table import COMMANDS, command_parser
 from flux_db.lora import generate_flags
 from flux_db.settings.command_line import parse_config, read_flags
 from flux_db.settings.peer_flags import PEER_FLAGS
@@ -128,8 +128,8 @@ def test_training_command_parses(words, monkeypatch):
 @pytest.mark.parametrize("words", OTHERS, ids=" ".join)
 def test_other_command_parses(words):
     name, *flags = own_command(words)
-    parser = generate_flags.build_parser() if name == "generate" else build_parser(name)
-    parser.parse_args(flags if name == "generate" else [name, *flags])
+    parser = generate_flags.build_parser() if name == "generate" else command_parser(name)
+    parser.parse_args(flags)
 
 
 def test_commands_of_the_program_exist():

@@ -7,7 +7,7 @@ import socket
 import subprocess
 
 import pytest
-from program import command, environment, run, start, trainer
+from program import PYTHON, ROOT, SCRIPT, command, environment, run, start, trainer
 from world import lora_bytes, metrics
 
 from flux_db import errors
@@ -36,6 +36,16 @@ def dead_pipe():
 
 
 # --- exit codes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["-m", "flux_db", "check"], [str(SCRIPT)]], ids=["command", "trainer"])
+def test_a_python_without_the_packages_is_one_line_with_the_command_that_helps(words):
+    done = run([PYTHON, "-S", *words])
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "has no package tqdm; " in line
+    is_installed = (ROOT / ".venv" / "bin" / "activate").is_file()
+    assert line.endswith("source .venv/bin/activate" if is_installed else "pip install -e . in its folder")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,14 @@ def test_o2_is_offered_where_mindspore_documents_it(monkeypatch, version, offere
     assert [f"MindSpore {version}" in str(problem) for problem in problems] == ([] if offered else [True])
 
 
+def test_o2_takes_no_accumulated_gradients(monkeypatch):
+    monkeypatch.setattr(releases, "installed", lambda: "2.8.0")
+    required = {"pretrained_model_name_or_path": "-", "instance_data_dir": "-", "instance_prompt": "sks dog"}
+    changes = {"device": "Ascend", "jit_level": "O2", "gradient_accumulation_steps": 2}
+    (problem,) = training_problems(from_flat_dict(required | changes))
+    assert "not with --gradient_accumulation_steps 2, whose graph branches; use O1" in problem
+
+
 # Of mindone, which imports MindSpore's old modules, and of MindSpore, which calls an old name of Python's.
 OTHERS = ("Module 'mindspore.common.api' is deprecated", "getName() is deprecated")
 

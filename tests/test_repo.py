@@ -26,7 +26,8 @@ SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))} | 
 
 # From the ground up. A module imports only from packages above its own, and in its own only from modules before it.
 PACKAGES = {
-    "": "early_interrupt garbage releases size step_inputs problem terminal console progress files output_folder"
+    "": "early_interrupt missing_package garbage releases size step_inputs problem terminal console progress files"
+    " output_folder"
     " plain_json plain_yaml png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
     " preserved peer_flags command_line resume_rules secrets",
@@ -37,8 +38,8 @@ PACKAGES = {
     " sampler",
     "data": "captions near_duplicates pixels pictures masks buckets hf_dataset selection draw_order dataset timesteps"
     " encode_cache encode blank_cache batches",
-    "check": "folders concepts rule bounds picture_rules training_rules validation_rules values peer_notes model"
-    " device_memory disk remedies memory compile_time plan_text files pictures everything plan contact_sheet"
+    "check": "folders concepts rule bounds picture_rules training_rules validation_rules values peer_notes model device"
+    " device_memory disk remedies memory hub_model compile_time plan_text files pictures everything plan contact_sheet"
     " subject dry_run",
     "lora": "layer_names peft_settings lora_file trained_file convert describe drawn_with merge resize init_lora"
     " generate_flags generate",

@@ -42,12 +42,14 @@ BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     _from(0, 256, "dataloader_num_workers"),
     _from(0, 1000, "guidance_scale validation_guidance adam_weight_decay adam_weight_decay_text_encoder"),
     _from(0, 10**6, "prior_loss_weight preserve_weight"),
-    _from(-1000, 1000, "logit_mean"),
+    # beyond these, nearly all draws are the first or the last timestep
+    _from(-10, 10, "logit_mean"),
+    ("above 0, up to 10", lambda x: 0 < x <= 10, "logit_std sigmoid_scale"),
+    ("above 0, up to 100", lambda x: 0 < x <= 100, "flow_shift"),
     (
         "above 0, up to 1000",
         lambda x: 0 < x <= 1000,
-        "logit_std learning_rate text_encoder_lr lr_power adam_epsilon sigmoid_scale flow_shift loraplus_ratio"
-        " huber_delta",
+        "learning_rate text_encoder_lr lr_power adam_epsilon loraplus_ratio huber_delta",
     ),
     ("above 0, up to 1000000", lambda x: 0 < x <= 10**6, "lora_alpha max_train_minutes"),
     # without clipping: as large as you like, but a float32

@@ -17,21 +17,23 @@ from PIL import Image
 
 from flux_db.atomic import write_file, write_png
 from flux_db.check import contact_sheet, plan
+from flux_db.check.device import check_device, describe_device
 from flux_db.check.device_memory import device_line
 from flux_db.check.everything import find_problems
+from flux_db.check.hub_model import find_model
 from flux_db.check.memory import memory_lines, memory_warnings
 from flux_db.check.model import model_warnings
 from flux_db.check.peer_notes import notes
 from flux_db.check.subject import subject_warnings
 from flux_db.check.values import check_values
 from flux_db.check.values import warnings as setting_warnings
-from flux_db.console import printable, show
-from flux_db.data.dataset import Dataset, Example, preserved_prompts, read_dataset
+from flux_db.console import counted, printable, show
+from flux_db.data.dataset import Dataset, Example, number_of_devices, preserved_prompts, read_dataset
 from flux_db.data.selection import Subject, Survey
 from flux_db.errors import UserError
 from flux_db.output_folder import CONTACT_SHEET, PICTURE_TABLE
 from flux_db.problem import Problem
-from flux_db.settings.command_line import Given
+from flux_db.settings.command_line import Check, Given
 from flux_db.settings.concepts import has_trigger, setting_name
 from flux_db.settings.derived import background, raw_sample_prompts
 from flux_db.settings.schema import Config
@@ -61,13 +63,14 @@ class Row:
     warnings: tuple[Problem, ...]
 
 
-def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None = None) -> int:
+def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None = None, *more: Check) -> int:
     """Print what a run with these settings would do; raises all problems at once if it could not train.
 
-    `demand_resumable` raises a UserError if the run could not go on from its checkpoint.
+    `demand_resumable` raises a UserError if the run could not go on from its checkpoint. `more`: checks of the trainer
+    that are not of this package.
     """
     config = given.config
-    problems, seen = find_problems(given)
+    problems, seen = find_problems(given, *more)
     # With faulty settings nobody knows what the run would be.
     faulty = given.problems_by(check_values)
     dataset = None
@@ -76,15 +79,16 @@ def run(given: Given, demand_resumable: Callable[[Config, Dataset], None] | None
         if dataset.examples:  # none if all are held out, which is among the problems
             rows, general = _rows(config, seen, dataset, warnings)
             general += given.notes
-            for line in _report(config, seen, dataset, rows, general, notes(given)):
+            for line in _report(config, seen, dataset, rows, general, notes(given, dataset, number_of_devices())):
                 show(line)
-            problems += _write_files(config, seen.subjects, rows)
+            if all(problem.flag != "output_dir" for problem in problems):
+                problems += _write_files(config, seen.subjects, rows)
     if problems:
         raise UserError(problems)
     if dataset is not None and demand_resumable is not None:
         demand_resumable(config, dataset)
-    print()
-    show("No problems: the run can start.")
+    for line in _machine(config):
+        show(line)
     return 0
 
 
@@ -155,7 +159,7 @@ def _report(
     if config.data.concepts:
         yield from _concept_table(config, dataset)
         yield ""
-    yield f"Warnings: {_count_warnings(rows)}"
+    yield f"Warnings: {_count_warnings(rows, general)}"
     yield from (f"  ! {warning}" for warning in general[:MOST_ROWS])
     if len(general) > MOST_ROWS:
         yield f"  ... and {len(general) - MOST_ROWS} more"
@@ -211,15 +215,17 @@ def _span(values: tuple[int, int]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-def _count_warnings(rows: Sequence[Row]) -> str:
-    counts = collections.Counter(warning.kind for row in rows for warning in row.warnings)
-    return ", ".join(f"{kind.value} {count}" for kind, count in counts.items()) or "none"
+def _count_warnings(rows: Sequence[Row], general: Sequence[str]) -> str:
+    counts = collections.Counter(warning.kind.value for row in rows for warning in row.warnings)
+    if general:
+        counts["in general"] = len(general)
+    return ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "none"
 
 
 def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
     run, optim, data = plan.make(config, dataset), config.optim, config.data
     sizes = [f"{size} (pictures: {count})" for size, count in run.sizes.items()]
-    devices = "1 device" if run.devices == 1 else f"{run.devices} devices"
+    devices = counted(run.devices, "device")
     parts = f"{optim.train_batch_size} x {optim.gradient_accumulation_steps} accumulated x {devices}"
     repeats = _repeats(run)
     yield "Training"
@@ -235,14 +241,14 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
         yield f"                     fewer after {rounds} without {watched}"
     if optim.max_train_minutes is not None:
         yield f"                     stopped after {optim.max_train_minutes:g} minutes with a checkpoint, to be resumed"
-    yield f"  each picture       is seen {strong(_span(run.seen))} times"
+    yield f"  each picture       is seen {strong(_span(run.seen))} {'time' if run.seen == (1, 1) else 'times'}"
     yield f"  graphs             {len(sizes)} to compile: {', '.join(sizes)}"
     for number, line in enumerate(memory_lines(config)):
         yield f"  {'' if number else 'host memory':18} {line}"
     if (line := device_line(config, run.devices, list(run.sizes))) is not None:
         yield f"  device memory      {line}"
     if dataset.held_out:
-        yield f"  held out           {len(dataset.held_out)} pictures, of which only the loss is measured"
+        yield f"  held out           {counted(len(dataset.held_out), 'picture')}, of which only the loss is measured"
     if prompts := preserved_prompts(config, dataset):
         more = f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""
         yield f"  preserved          the base model's answers to {printable(prompts[0])!r}{more}"
@@ -251,11 +257,26 @@ def _plan(config: Config, dataset: Dataset) -> Iterator[str]:
         yield f"  class pictures     {data.num_class_images}, of which {missing} are still to be drawn"
 
 
+def _machine(config: Config) -> Iterator[str]:
+    """Whether the device and the model are here. A run may be checked where it cannot start."""
+    model = find_model(config)
+    yield ""
+    yield "This machine"
+    yield f"  device             {describe_device(config)}"
+    yield f"  model              {model.text}"
+    yield ""
+    if missing := [*check_device(config), *model.problems]:
+        yield "No problems, but the run cannot start on this machine:"
+        yield from (f"  {problem}" for problem in missing)
+    else:
+        yield "No problems: the run can start."
+
+
 def _repeats(run: plan.Plan) -> str:
     if run.examples == run.pictures:
         return ""
     if len(run.concepts) == 1 and len(run.concepts[0].concept.resolutions) == 1:
-        return f": {run.pictures} pictures, each {run.concepts[0].concept.repeats} times"
+        return f": {run.pictures} pictures, each {counted(run.concepts[0].concept.repeats, 'time')}"
     return f": {run.pictures} pictures with their repeats and sizes"
 
 

@@ -143,6 +143,8 @@ def _creation_problems(flag: str, path: str) -> list[Problem]:
         existing = existing.parent
     if not os.path.isdir(existing):
         return _problem(flag, path, f"{existing} is a file; choose another folder")
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return _problem(flag, path, f"{existing} is on a read-only file system; choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         return _problem(flag, path, f"no permission to write in {existing}; choose another folder")
     return []

@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 from flux_db.output_folder import SAMPLES, THUMBNAILS
 from flux_db.problem import Problem
-from flux_db.settings.derived import cache_path
+from flux_db.settings.derived import cache_path, class_path
 from flux_db.settings.schema import Config
 
 # Where the program puts pictures below --output_dir.
 DRAWN = (SAMPLES, THUMBNAILS)
+
+WRITTEN = ("output_dir", "logging_dir", "encode_cache_dir")
 
 # A folder for downloads, in contrast to these, may contain anything.
 AROUND_NOTHING = ("output_dir", "encode_cache_dir", "mask_dir")
@@ -63,7 +65,19 @@ def problems(config: Config) -> list[Problem]:
     for one in pictures:
         if one.flag == "class_data_dir":
             found += _class_problems(config, one)
-    return found
+    return found + _model_problems(config, written)
+
+
+def _model_problems(config: Config, written: Iterable[_Folder]) -> list[Problem]:
+    """What the program writes into the folder of a model would be taken for a part of it."""
+    model = _Folder("pretrained_model_name_or_path", config.model.pretrained_model_name_or_path)
+    if not os.path.isdir(model.path):
+        return []
+    return [
+        Problem(f"{one}: {relation} {model}; choose a folder outside of it", flag=one.flag, also=(model.flag,))
+        for one in written
+        if one.flag in WRITTEN and (relation := _relation(one.path, model.path)) in (_SAME, _INSIDE)
+    ]
 
 
 def _class_problems(config: Config, folder: _Folder) -> list[Problem]:
@@ -100,7 +114,7 @@ def _picture_folders(config: Config) -> list[_Folder]:
     given = {
         "instance_data_dir": data.instance_data_dir,
         "dataset_name": dataset,
-        "class_data_dir": data.class_data_dir,
+        "class_data_dir": data.class_data_dir or (str(class_path(config)) if data.with_prior_preservation else None),
         "validation_data_dir": config.validation.validation_data_dir,
     }
     own = [_Folder("concepts", concept.dir, "dir") for concept in data.concepts]

@@ -21,14 +21,25 @@ def picture_problems(config: Config) -> list[Problem]:
 
 
 def _prior_problems(config: Config) -> list[Problem]:
-    prior, switch = config.data.with_prior_preservation, "with_prior_preservation"
-    needed = {name: getattr(config.data, name) for name in ("class_data_dir", "class_prompt")}
-    rules = []
-    for name, value in needed.items():
-        alone = f" {value}: needs --{switch}; add that or leave --{name} out"
-        rules.append(Rule(prior and value is None, switch, f" needs --{name}: add it", (name,)))
-        rules.append(Rule(not prior and value is not None, name, alone, (switch,)))
-    return broken(*rules)
+    data, switch = config.data, "with_prior_preservation"
+    given = {name: getattr(data, name) for name in ("class_data_dir", "class_prompt")}
+    return broken(
+        Rule(
+            data.with_prior_preservation and data.class_prompt is None,
+            switch,
+            " needs --class_prompt: add it",
+            ("class_prompt",),
+        ),
+        *(
+            Rule(
+                not data.with_prior_preservation and value is not None,
+                name,
+                f" {value}: needs --{switch}; add that or leave --{name} out",
+                (switch,),
+            )
+            for name, value in given.items()
+        ),
+    )
 
 
 def _preserve_problems(config: Config) -> list[Problem]:

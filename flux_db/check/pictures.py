@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from flux_db.check import folders
 from flux_db.check.bounds import MOST_STEPS
@@ -19,7 +17,6 @@ from flux_db.data.selection import (
     Subject,
     Survey,
     held_out_pictures,
-    held_out_place,
     masks_in_use,
     read_subject,
     trained_pictures,
@@ -27,7 +24,7 @@ from flux_db.data.selection import (
 from flux_db.errors import UserError
 from flux_db.problem import Problem, under_flag
 from flux_db.settings.concepts import Concept, concepts_of, setting_name
-from flux_db.settings.derived import global_batch
+from flux_db.settings.derived import class_path, global_batch
 from flux_db.settings.preserved import preserved_prompt, subject_word
 from flux_db.settings.schema import Config
 from flux_db.size import Size
@@ -54,9 +51,9 @@ def survey(config: Config) -> Survey:
         subject, found = _survey_concept(config, concept)
         subjects += [subject] if subject else []
         problems += found
-    if data.with_prior_preservation and data.class_data_dir and there:
+    if data.with_prior_preservation and there:
         # damaged class pictures are replaced, and missing ones made: only captions could stop the run
-        classes = find_pictures(Path(data.class_data_dir), may_be_empty=True)
+        classes = find_pictures(class_path(config), may_be_empty=True)
         strays = folders.strays(config, "class_data_dir", (s.path for s in classes.sources))
         problems += [under_flag(problem, "class_data_dir") for problem in (*classes.problems, *strays)]
     whole = tuple(subjects) if len(subjects) == len(concepts) else None
@@ -102,28 +99,15 @@ def _held_out_problems(config: Config, subjects: Sequence[Subject]) -> list[Prob
         seen = held_out_pictures(config, subjects[0]) if is_usable else Inspection((), (), ())
         problems = [*seen.problems, *folders.strays(config, "validation_data_dir", (p.path for p in seen.pictures))]
         return [under_flag(problem, "validation_data_dir") for problem in problems]
-    for subject in subjects if share > 0 and len(subjects) > 1 else ():
-        if subject.pictures and not trained_pictures(config, subject):
-            text = f"--validation_share {share}: holds out all {len(subject.pictures)} pictures of the concept"
-            text += f" {subject.concept.name}; nothing of it is left to train on"
+    for subject in subjects if share > 0 else ():
+        count, trained = len(subject.pictures), len(trained_pictures(config, subject))
+        if count and trained in (0, count):
+            of = f" of the concept {subject.concept.name}" if len(subjects) > 1 else ""
+            text = f"holds out all {count} pictures{of}; nothing of it is left to train on"
+            if trained:
+                text = f"needs at least two different pictures{of}, one to hold out; or use --validation_data_dir"
+            text = f"--validation_share {share}: {text}"
             return [Problem(text, flag="validation_share", also=("concepts",))]
-    places = sorted(held_out_place(picture) for subject in subjects for picture in subject.pictures)
-    if share > 0 and places[0] >= share:
-        smallest = math.ceil(places[0] * 1000 + 1e-6) / 1000
-        hint = f"{smallest} holds out one" if smallest < 1 and places[-1] >= smallest else "use --validation_data_dir"
-        return [
-            Problem(
-                f"--validation_share {share}: holds out none of the {len(places)} pictures; {hint}",
-                flag="validation_share",
-            )
-        ]
-    if share > 0 and places[-1] < share:
-        return [
-            Problem(
-                f"--validation_share {share}: holds out all {len(places)} pictures; nothing is left to train on",
-                flag="validation_share",
-            )
-        ]
     return []
 
 

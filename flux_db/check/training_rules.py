@@ -13,6 +13,7 @@ from flux_db.settings.derived import recomputed
 from flux_db.settings.schema import TEXT_ENCODER_LAYERS, Config, LossConfig
 
 INIT = "init_lora"
+SIGMOIDS = ("sigmoid", "shift", "flux_shift")
 
 
 def training_problems(config: Config) -> list[Problem]:
@@ -28,7 +29,8 @@ def training_problems(config: Config) -> list[Problem]:
 
 def _optimizer_problems(config: Config) -> list[Problem]:
     optim, warmup = config.optim, config.optim.lr_warmup_steps
-    return broken(
+    users = {"lr_power": ("polynomial",), "lr_num_cycles": ("cosine_with_restarts",)}
+    return _unused(optim, "lr_scheduler", users) + broken(
         Rule(
             optim.max_train_steps is not None and warmup > optim.max_train_steps and optim.lr_scheduler != "constant",
             "lr_warmup_steps",
@@ -79,28 +81,38 @@ def _unread(flag: str, read: Callable[[Any], Any], value: Any) -> list[Problem]:
 
 
 def _timestep_problems(config: Config) -> list[Problem]:
-    loss, defaults = config.loss, LossConfig()
-    sampling, scheme = loss.timestep_sampling, loss.weighting_scheme
-    unused = {
-        "sigmoid_scale": sampling in ("scheme", "uniform"),
-        "flow_shift": sampling != "shift",
-    }
-    return broken(
-        Rule(
-            sampling != "scheme" and scheme in ("logit_normal", "mode"),
-            "timestep_sampling",
-            f" {sampling}: --weighting_scheme {scheme} draws the noise levels too; leave one of them out",
-            ("weighting_scheme",),
+    loss, sampling, scheme = config.loss, config.loss.timestep_sampling, config.loss.weighting_scheme
+    return [
+        *_unused(loss, "timestep_sampling", {"sigmoid_scale": SIGMOIDS, "flow_shift": ("shift",)}),
+        *_unused(
+            loss,
+            "weighting_scheme",
+            {"logit_mean": ("logit_normal",), "logit_std": ("logit_normal",), "mode_scale": ("mode",)},
         ),
+        *broken(
+            Rule(
+                sampling != "scheme" and scheme in ("logit_normal", "mode"),
+                "timestep_sampling",
+                f" {sampling}: --weighting_scheme {scheme} draws the noise levels too; leave one of them out",
+                ("weighting_scheme",),
+            ),
+        ),
+    ]
+
+
+def _unused(section: Any, choice: str, users: dict[str, tuple[str, ...]]) -> list[Problem]:
+    """Settings that the value of another, `choice`, does not use. `users`: the values that do, for each of them."""
+    chosen, defaults = getattr(section, choice), type(section)()
+    return broken(
         *(
             Rule(
-                is_unused and getattr(loss, name) != getattr(defaults, name),
+                chosen not in values and getattr(section, name) != getattr(defaults, name),
                 name,
-                f" {getattr(loss, name):g}: not used with --timestep_sampling {sampling}; leave it out",
-                ("timestep_sampling",),
+                f" {getattr(section, name):g}: not used with --{choice} {chosen}; leave it out",
+                (choice,),
             )
-            for name, is_unused in unused.items()
-        ),
+            for name, values in users.items()
+        )
     )
 
 

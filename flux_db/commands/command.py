@@ -16,7 +16,8 @@ class Command:
 
     run: Callable[..., int | None]
     flags: Callable[[argparse.ArgumentParser], None] | None = None
-    usage: str | None = None
+    takes_trainer_flags: bool = False
+    """And no others."""
 
     @property
     def summary(self) -> str:

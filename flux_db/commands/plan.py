@@ -7,7 +7,7 @@ import json
 
 from flux_db.commands.command import Command, whole_number
 from flux_db.console import printable, program_name
-from flux_db.errors import UserError
+from flux_db.errors import CommandParser, UserError
 
 
 def plan(argv: list[str]) -> int:
@@ -40,7 +40,7 @@ def plan(argv: list[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Of its own flags; the others are the trainer's."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"{program_name()} plan",
         description=plan.__doc__,
         usage="%(prog)s [--card 64|32] [--cards N] [--json] [FLAGS OF THE TRAINER]",

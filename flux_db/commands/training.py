@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from flux_db.check.device import check_device, describe_device
 from flux_db.check.everything import check_everything
 from flux_db.check.files import check_files
 from flux_db.check.values import check_values
 from flux_db.commands.command import Command
 from flux_db.console import program_name
+from flux_db.errors import CommandParser
 from flux_db.lora import init_lora
 from flux_db.settings.command_line import lasting_flags, parse_config, read_config, store_config
 
@@ -27,14 +28,15 @@ def train(argv: list[str]) -> NoReturn:
 def check_run(argv: list[str]) -> int:
     """Report what a run would do: pictures, problems, steps, contact sheet; takes the trainer's flags."""
     from flux_db.check import dry_run
+    from flux_db.report.hub import check_hub
     from flux_db.training.prepare import demand_resumable
 
-    return dry_run.run(init_lora.resolve(read_config(argv)), demand_resumable)
+    return dry_run.run(init_lora.resolve(read_config(argv)), demand_resumable, check_hub)
 
 
 def prepare(argv: list[str]) -> None:
     """Draw class pictures and encode everything, as the trainer would first; takes the trainer's flags."""
-    config, seen = check_everything(init_lora.resolve(read_config(argv)))
+    config, seen = check_everything(init_lora.resolve(read_config(argv)), check_device)
     from flux_db.run.lock import OutputLock
     from flux_db.training import prepare
 
@@ -44,7 +46,7 @@ def prepare(argv: list[str]) -> None:
 
 def encode(argv: list[str]) -> None:
     """Encode prompts and pictures into the cache; takes the trainer's flags."""
-    config = parse_config(argv, checks=(check_values, check_files))
+    config = parse_config(argv, checks=(check_values, check_files, check_device))
     from flux_db.training.prepare import encode_all
 
     encode_all(config)
@@ -52,15 +54,20 @@ def encode(argv: list[str]) -> None:
 
 def class_images(argv: list[str]) -> None:
     """Draw the class pictures that prior preservation lacks; takes the trainer's flags."""
-    config = parse_config(argv, checks=(check_values, check_files))
+    config = parse_config(argv, checks=(check_values, check_files, check_device))
     from flux_db.training.prepare import make_class_images
 
     make_class_images(config)
 
 
+def device(argv: list[str]) -> None:
+    """Print which device a run would use, or why it cannot; takes the trainer's flags."""
+    print(f"Device: {describe_device(parse_config(argv, checks=(check_values, check_files, check_device)))}")
+
+
 def launch(argv: list[str]) -> int:
     """Prepare, then train on several devices under msrun; what scripts/train_multi.sh calls."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"{program_name()} launch",
         description=launch.__doc__,
         usage="%(prog)s --devices N [options] -- FLAGS OF THE TRAINER",
@@ -113,10 +120,11 @@ def dry_run_ascend(argv: list[str]) -> int:
 
 COMMANDS = {
     "train": Command(train),
-    "check": Command(check_run),
-    "prepare": Command(prepare),
-    "encode": Command(encode),
-    "class-images": Command(class_images),
+    "check": Command(check_run, takes_trainer_flags=True),
+    "prepare": Command(prepare, takes_trainer_flags=True),
+    "encode": Command(encode, takes_trainer_flags=True),
+    "class-images": Command(class_images, takes_trainer_flags=True),
+    "device": Command(device, takes_trainer_flags=True),
     "launch": Command(launch),
-    "dry-run-ascend": Command(dry_run_ascend),
+    "dry-run-ascend": Command(dry_run_ascend, takes_trainer_flags=True),
 }

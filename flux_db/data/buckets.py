@@ -6,12 +6,17 @@ A picture's shape is the logarithm of height / width: 0 is square.
 import math
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
+from flux_db.settings.raw_values import cut
 from flux_db.size import PIXELS_PER_TOKEN, Size
 
 AUTO = "auto"
+
+# Of the sizes of a user so many are named with what is wrong.
+MOST_NAMED = 20
 
 # What is longer than this is cropped.
 LARGEST_RATIO = 4
@@ -38,7 +43,7 @@ def parse(text: str) -> list[Size]:
         match = re.fullmatch(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*", part)
         if match is None:
             raise ValueError(
-                f'"{part.strip()}" is not height,width; write {AUTO} alone, or sizes such as "512,768;768,512"'
+                f'"{cut(part.strip())}" is not height,width; write {AUTO} alone, or sizes such as "512,768;768,512"'
             )
         sizes.append(Size(int(match[1]), int(match[2])))
     return sizes
@@ -52,13 +57,15 @@ def problems(text: str, resolution: int, most: int) -> list[str]:
         sizes = parse(text)
     except ValueError as error:
         return [str(error)]
-    found = [f"{h},{w} is given twice" for i, (h, w) in enumerate(sizes) if (h, w) in sizes[:i]]
+    found = [f"{h},{w} is given twice" for (h, w), count in Counter(sizes).items() if count > 1]
     for height, width in sizes:
         if min(height, width) <= 0 or height % PIXELS_PER_TOKEN or width % PIXELS_PER_TOKEN:
             found.append(f"{height},{width}: both sides must be multiples of {PIXELS_PER_TOKEN}")
         elif not resolution**2 / 2 <= height * width <= resolution**2 * 2:
             side = round(math.sqrt(height * width) / PIXELS_PER_TOKEN) * PIXELS_PER_TOKEN
             found.append(f"{height},{width} has the area of about {side} x {side}; give --resolution {side} with it")
+    if len(found) > MOST_NAMED:
+        found[MOST_NAMED:] = [f"{len(found) - MOST_NAMED} more sizes like these"]
     if len(sizes) > most:
         found.append(f"{len(sizes)} sizes, each a graph to compile; name fewer, or allow them by --max_buckets")
     return found

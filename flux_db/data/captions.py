@@ -46,18 +46,20 @@ class _Row:
     text: str
 
 
-def read_captions(files: Sequence[Path], pictures: Sequence[Path]) -> Captions:
-    """The captions among `files` for `pictures`; problems are collected, never raised."""
+def read_captions(folder: Path, files: Sequence[Path], pictures: Sequence[Path]) -> Captions:
+    """The captions among `files` for `pictures`, all below the folder; problems are collected, never raised."""
     sidecars = _sidecars(files, pictures)
     metadata = [path for path in files if path.name in METADATA_NAMES]
-    problems: list[str] = []
-    rows = _metadata_rows(metadata, pictures, problems)
+    strays = _links_out(folder, [*sidecars.values(), *metadata], pictures)
+    why = "is a link out of the folder, and is not read; put the file itself here"
+    problems = [f"{path}: {why}" for path in sorted(strays)]
+    rows = _metadata_rows([path for path in metadata if path not in strays], pictures, problems)
 
     by_picture: dict[Path, str] = {}
     warnings: dict[Path, tuple[Problem, ...]] = {}
     for picture in pictures:
         candidates = []
-        if picture in sidecars:
+        if picture in sidecars and sidecars[picture] not in strays:
             try:
                 candidates.append((str(sidecars[picture]), _sidecar_text(sidecars[picture])))
             except UserError as error:
@@ -70,6 +72,23 @@ def read_captions(files: Sequence[Path], pictures: Sequence[Path]) -> Captions:
         if empty:
             warnings[picture] = tuple(Problem(f"empty caption in {place}", kind=Kind.EMPTY_CAPTION) for place in empty)
     return Captions(by_picture, warnings, tuple(dict.fromkeys(problems)), frozenset([*sidecars.values(), *metadata]))
+
+
+def _links_out(folder: Path, files: Sequence[Path], pictures: Sequence[Path]) -> set[Path]:
+    """Files that are links out of the folder, unless the target is a caption file beside the target of a picture.
+
+    Captions are shown and stored, so that a link could publish any text of this machine.
+    """
+    root = folder.resolve()
+    links = {path: Path(os.path.realpath(path)) for path in files if path.is_symlink()}
+    out = {path: target for path, target in links.items() if not target.is_relative_to(root)}
+    if not out:
+        return set()
+    real, targets = [Path(os.path.realpath(picture)) for picture in pictures], list(out.values())
+    places = {picture.parent for picture in real}
+    beside = {target for target in targets if target.name in METADATA_NAMES and target.parent in places}
+    beside.update(_sidecars(targets, real).values())
+    return {path for path, target in out.items() if target not in beside}
 
 
 def _sidecars(files: Sequence[Path], pictures: Sequence[Path]) -> dict[Path, Path]:

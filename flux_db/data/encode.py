@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flux_db.console import say, stage
+from flux_db.console import counted, say, stage
 from flux_db.data.dataset import Dataset, Example, preserved_prompts
 from flux_db.data.encode_cache import Arrays, Cache, text_precision
 from flux_db.data.masks import mask_at
@@ -55,9 +55,9 @@ class Work:
         return bool(self.prompts or self.pictures or self.tokens)
 
     def describe(self) -> str:
-        parts = [f"{len(self.prompts)} prompts"] if self.prompts else []
-        parts += [f"the tokens of {len(self.tokens)} prompts"] if self.tokens else []
-        parts += [f"{len(self.pictures)} pictures"] if self.pictures else []
+        parts = [counted(len(self.prompts), "prompt")] if self.prompts else []
+        parts += [f"the tokens of {counted(len(self.tokens), 'prompt')}"] if self.tokens else []
+        parts += [counted(len(self.pictures), "picture")] if self.pictures else []
         return " and ".join(parts)
 
 

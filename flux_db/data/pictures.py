@@ -84,7 +84,7 @@ def find_pictures(folder: Path, *, may_be_empty: bool = False) -> Found:
     problems: list[str] = []
     files = sorted(_walk(folder, problems), key=lambda path: _natural(path.relative_to(folder)))
     paths = [path for path in files if _is_picture(path)]
-    captions = read_captions(files, paths)
+    captions = read_captions(folder, files, paths)
     ignored = tuple(f for f in files if not (_is_picture(f) or _is_mask(f) or f in captions.files))
     if not paths and not may_be_empty:
         problems.append(f"{folder}: no pictures ({', '.join(extensions())}); {len(ignored)} other files")

@@ -15,7 +15,7 @@ from flux_db.file_memo import FileMemo, open_memo
 from flux_db.output_folder import PICTURES_SEEN
 from flux_db.problem import Problem
 from flux_db.settings.concepts import Concept, concepts_of, has_trigger
-from flux_db.settings.derived import cache_path
+from flux_db.settings.derived import cache_path, class_path
 from flux_db.settings.schema import Config
 
 # In a message about many.
@@ -89,7 +89,17 @@ def _has_trigger(source: Source) -> bool:
 
 def trained_pictures(config: Config, subject: Subject) -> list[Picture]:
     """The pictures of a concept that are not held out."""
-    return [p for p in subject.pictures if held_out_place(p) >= config.validation.validation_share]
+    held_out = _held_out(config, subject)
+    return [p for p in subject.pictures if p.digest not in held_out]
+
+
+def _held_out(config: Config, subject: Subject) -> set[str]:
+    """Of --validation_share, by their content: a new picture moves no other, unless one is all that is held out."""
+    share, places = config.validation.validation_share, {p.digest: held_out_place(p) for p in subject.pictures}
+    chosen = {digest for digest, place in places.items() if place < share}
+    if share > 0 and not chosen and len(places) > 1:
+        return {min(places, key=lambda digest: places[digest])}
+    return chosen
 
 
 def held_out_place(picture: Picture) -> float:
@@ -103,13 +113,13 @@ def held_out_pictures(config: Config, subject: Subject) -> Inspection:
     if folder is not None:
         found = _with_trigger_checked(config, subject.concept, find_pictures(Path(folder)))
         return inspect_pictures(found, config.data.resolution, pictures_seen(config))
-    share = config.validation.validation_share
-    return Inspection(tuple(p for p in subject.pictures if held_out_place(p) < share), (), ())
+    held_out = _held_out(config, subject)
+    return Inspection(tuple(p for p in subject.pictures if p.digest in held_out), (), ())
 
 
 def sound_class_pictures(config: Config) -> list[Picture]:
     """The class pictures that can be opened."""
-    found = find_pictures(Path(config.data.class_data_dir), may_be_empty=True)
+    found = find_pictures(class_path(config), may_be_empty=True)
     return list(inspect_pictures(found, config.data.resolution, pictures_seen(config)).pictures)
 
 

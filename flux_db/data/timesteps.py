@@ -6,13 +6,16 @@ import math
 
 import numpy as np
 
+# A float holds e to this power, and not much more.
+LARGEST_EXPONENT = 700.0
+
 
 def timestep_fraction(
     rng: np.random.Generator, scheme: str, *, logit_mean: float = 0.0, logit_std: float = 1.0, mode_scale: float = 1.29
 ) -> float:
     """Draw u in [0, 1) by the density of the weighting scheme; `none`, `sigma_sqrt` and `cosmap` draw uniformly."""
     if scheme == "logit_normal":
-        return float(1.0 / (1.0 + math.exp(-rng.normal(logit_mean, logit_std))))
+        return sigmoid(rng.normal(logit_mean, logit_std))
     u = float(rng.random())
     if scheme == "mode":
         return 1.0 - u - mode_scale * (math.cos(math.pi * u / 2.0) ** 2 - 1.0 + u)
@@ -25,10 +28,14 @@ def drawn_sigma(
     """Draw a noise level in (0, 1) by --timestep_sampling, for a picture of so many tokens."""
     if sampling == "uniform":
         return float(rng.random())
-    t = 1.0 / (1.0 + math.exp(-sigmoid_scale * rng.standard_normal()))
+    t = sigmoid(sigmoid_scale * rng.standard_normal())
     if sampling == "sigmoid":
         return t
     return shifted(t, flow_shift if sampling == "shift" else flux_shift(tokens))
+
+
+def sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(min(-x, LARGEST_EXPONENT)))
 
 
 def shifted(t: float, shift: float) -> float:

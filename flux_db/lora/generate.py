@@ -14,12 +14,12 @@ from PIL import Image
 from flux_db import child
 from flux_db.atomic import write_png
 from flux_db.check.model import locate_checked
-from flux_db.console import say, stage
+from flux_db.console import counted, say, stage
 from flux_db.data import encode, encode_cache
 from flux_db.data.encode_cache import Cache
 from flux_db.errors import UserError, unwritable
 from flux_db.lora import drawn_with, merge
-from flux_db.lora.generate_flags import GRID, GenerateRequest
+from flux_db.lora.generate_flags import GRID, GenerateRequest, with_own_flags
 from flux_db.lora.merge import Additions
 from flux_db.model import int8_linear, loading, runtime
 from flux_db.model.device import precision_problem
@@ -51,7 +51,7 @@ def run(request: GenerateRequest, argv: Sequence[str]) -> Path:
     except OSError as problem:
         raise unwritable(f"-o {request.output}: cannot be made", problem) from problem
     if missing := _not_encoded(request, cache):
-        say(f"Encoding {len(missing)} prompts in a process of its own; stored in {cache.folder}")
+        say(f"Encoding {counted(len(missing), 'prompt')} in a process of its own; stored in {cache.folder}")
         child.run(child.command("encode-prompts", *argv), "encoding the prompts")
     machine = runtime.start(config.runtime)
     drawn: dict[Path, Image.Image] = {}
@@ -168,7 +168,10 @@ def _settings(request: GenerateRequest) -> Config:
 
 def _open(config: Config) -> tuple[Path, Cache]:
     """The model's folder and the cache of prompts."""
-    model = locate_checked(config)
+    try:
+        model = locate_checked(config)
+    except UserError as error:
+        raise UserError(with_own_flags(error.problems)) from error
     return model, encode_cache.open_cache(config, model)
 
 

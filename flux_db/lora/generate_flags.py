@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flux_db.check.model import check_model
 from flux_db.console import program_name
-from flux_db.errors import UserError
+from flux_db.errors import CommandParser, UserError
 from flux_db.files import text_problem
 from flux_db.lora import drawn_with, merge
 from flux_db.lora.drawn_with import DEFAULTS, SETTINGS, Taken, number_to
@@ -55,7 +55,7 @@ class GenerateRequest:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"{program_name()} generate",
         description="Draw pictures with a FLUX.1 model and LoRAs. What is not given is as in the samples of the run "
         "that trained the LoRA; a line says what that is.",
@@ -210,8 +210,13 @@ def _model_problems(name: str | None, request: GenerateRequest) -> list[str]:
         return [f"give a --model{why}"]
     if os.path.isdir(name):
         problems = check_model(Path(name), request.config)
-        return [problem.replace("--pretrained_model_name_or_path", "--model") for problem in problems]
+        return with_own_flags(problems)
     if name.startswith((".", "~", os.sep)) or name.count("/") != 1:
         source = next((f", named by {one.source}" for one in request.taken if one.flag == "model"), "")
         return [f"--model {name}{source}: no such folder, and no name on the hub of the form owner/model"]
     return []
+
+
+def with_own_flags(problems: Iterable[str]) -> list[str]:
+    """Problems of the model, which the trainer has under another flag."""
+    return [problem.replace("--pretrained_model_name_or_path", "--model") for problem in problems]

@@ -21,6 +21,8 @@ _PIECE_BYTES = 2**20
 
 NETWORKS = ("vae", "transformer", "text_encoder", "text_encoder_2")
 PARTS = ("scheduler", *NETWORKS, "tokenizer", "tokenizer_2")
+FETCHED = ("model_index.json", *(f"{part}/*" for part in PARTS))
+"""Patterns of the files that are downloaded."""
 
 
 def locate(config: ModelConfig) -> Path:
@@ -38,7 +40,7 @@ def locate(config: ModelConfig) -> Path:
                     config.pretrained_model_name_or_path,
                     revision=config.revision,
                     cache_dir=config.cache_dir,
-                    allow_patterns=["model_index.json", *(f"{part}/*" for part in PARTS)],
+                    allow_patterns=list(FETCHED),
                 )
             )
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flux_db import __version__
 from flux_db.atomic import write_file
-from flux_db.console import printable, say
+from flux_db.console import counted, printable, say
 from flux_db.errors import describe
 from flux_db.files import TEXT_LIMIT, read_bytes
 from flux_db.lora import trained_file
@@ -102,7 +102,8 @@ def last_samples(config: Config) -> list[tuple[str, str]]:
 def _introduction(config: Config, facts: trained_file.Facts) -> str:
     name = base_model_name(config.model.pretrained_model_name_or_path)
     base = f"[{name}](https://huggingface.co/{name})" if is_hub_name(name) else f"the FLUX.1 model `{_plain(name)}`"
-    start = f"A DreamBooth LoRA for {base}, trained with MindSpore: {facts.steps} steps on {facts.pictures} pictures."
+    trained = f"{counted(facts.steps, 'step')} on {counted(facts.pictures, 'picture')}"
+    start = f"A DreamBooth LoRA for {base}, trained with MindSpore: {trained}."
     first, *others = concepts_of(config)
     if others:
         lines = "\n".join(f"- {_about(concept)}" for concept in (first, *others))

@@ -42,6 +42,13 @@ class Progress:
     skipped: int = 0
     """Steps skipped for gradients that were not finite, in all."""
     skipped_in_row: int = 0
+    zero_gradients: int = 0
+    """Steps whose gradients were all exactly zero."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any step has changed the LoRA."""
+        return self.skipped + self.zero_gradients < self.step
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def read(folder: Path) -> SavedState:
     return SavedState(
         folder=folder,
         files=found.files,
-        progress=Progress(**{field.name: values[field.name] for field in fields(Progress)}),
+        progress=Progress(**{field.name: values.get(field.name, field.default) for field in fields(Progress)}),
         loss_scale=values["loss_scale"],
         config=with_defaults(values["config"]),
         fingerprints=values["fingerprints"],
@@ -163,6 +170,7 @@ def _state_problem(values: Mapping[str, Any], step: int) -> str | None:
         "step": lambda value: _is_count(value) and value == step,
         "skipped": lambda value: _is_count(value) and value <= step,
         "skipped_in_row": lambda value: _is_count(value) and value <= values["skipped"],
+        "zero_gradients": lambda value: "zero_gradients" not in values or (_is_count(value) and value <= step),
         "world_size": lambda value: _is_count(value) and 1 <= value <= MOST_DEVICES,
         "loss_scale": _is_loss_scale,
         "config": _is_config,
@@ -172,7 +180,7 @@ def _state_problem(values: Mapping[str, Any], step: int) -> str | None:
         "waiting": _is_waiting,
     }
     for name, holds in rules.items():
-        if name not in values and name not in ("best", "best_score", "waiting"):
+        if name not in values and name not in ("zero_gradients", "best", "best_score", "waiting"):
             return f"{name} is missing"
         if not holds(values.get(name)):
             return f"{name} has a value that no run writes"

@@ -260,16 +260,23 @@ class _Formatter(argparse.HelpFormatter):
 class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         full = build_parser(whole_help=True)
-        full.prog = parser.prog
+        full.prog, full.description = parser.prog, parser.description
         full.print_help()
         parser.exit()
 
 
-def build_parser(*, whole_help: bool = False) -> argparse.ArgumentParser:
-    """A parser that leaves values as text and exits for nothing but --help and --help-all."""
+def build_parser(
+    prog: str = "train_dreambooth_lora_flux.py",
+    purpose: str = "Train a DreamBooth LoRA for FLUX.1.",
+    *,
+    whole_help: bool = False,
+) -> argparse.ArgumentParser:
+    """A parser that leaves values as text and exits for nothing but --help and --help-all. Other commands take the
+    same flags."""
     parser = argparse.ArgumentParser(
+        prog=prog,
         usage="%(prog)s [--config FILE.yaml] [flags]",
-        description="Train a DreamBooth LoRA for FLUX.1. Flags override the YAML file, which overrides the defaults.",
+        description=f"{purpose} Flags override the YAML file, which overrides the defaults.",
         formatter_class=_Formatter,
         allow_abbrev=False,
         exit_on_error=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flux_db.output_folder import CACHE
+from flux_db.output_folder import CACHE, CLASS_PICTURES
 from flux_db.settings.concepts import CLASS_PROMPT, INSTANCE_PROMPT, concepts_of, has_trigger
 from flux_db.settings.prompt_lines import PromptLine, read_prompts
 from flux_db.settings.schema import Config, LoraConfig, to_flat_dict
@@ -69,6 +69,11 @@ def background(config: Config) -> tuple[int, int, int]:
 def cache_path(config: Config) -> Path:
     """Folder of the encoded prompts and pictures."""
     return Path(config.data.encode_cache_dir or Path(config.output.output_dir, CACHE))
+
+
+def class_path(config: Config) -> Path:
+    """Folder of the class pictures."""
+    return Path(config.data.class_data_dir or Path(config.output.output_dir, CLASS_PICTURES))
 
 
 def sample_prompts(config: Config) -> tuple[PromptLine, ...]:

@@ -97,11 +97,12 @@ class DataConfig:
     with_prior_preservation: bool = False
     """Train on pictures of the subject's class as well, so that the model keeps what it knows of the class."""
     class_data_dir: str | None = field(default=None, metadata={"near": "reg_data_dir"})
-    """Folder with class pictures; what is missing is generated into it. Needs --with_prior_preservation."""
+    """Folder with class pictures; what is missing is generated into it. Without it: class in --output_dir. Needs
+    --with_prior_preservation."""
     class_prompt: str | None = None
     """Prompt of the class pictures, such as "a photo of a dog". Needs --with_prior_preservation."""
     num_class_images: int = 100
-    """Class pictures to have; with fewer in --class_data_dir the rest is generated before training."""
+    """Class pictures to have; with fewer in their folder the rest is generated before training."""
     prior_loss_weight: float = 1.0
     """Weight of the class pictures' loss beside the subject's."""
     sample_batch_size: int = 4
@@ -181,8 +182,8 @@ class LoraConfig:
     lora_dropout: float = field(default=0.0, metadata={"near": "dropout network_dropout"})
     """Share of the LoRA's inputs set to zero at random during training."""
     lora_compute: Literal["base", "fp32"] = "base"
-    """Precision of the LoRA's products: that of the frozen model, or float32. Its weights, gradients and optimizer are
-    in float32 with both."""
+    """Precision of the LoRA's products and of their gradients: that of the frozen model, or float32. The weights that
+    are trained, the sum of the gradients and the optimizer are in float32 with both."""
     lora_layers: str | None = field(default=None, metadata={"near": "layers target_modules"})
     """Transformer modules that get a LoRA, with commas between: names such as attn.to_q, or attention, default
     (attention and feed-forward of both streams) or all (every linear layer of the blocks). single:7,12 or double:0-5
@@ -252,9 +253,9 @@ class LossConfig:
     """How timesteps are drawn (logit_normal, mode; the others uniformly) and the loss is weighted (sigma_sqrt, cosmap;
     the others evenly)."""
     logit_mean: float = 0.0
-    """Mean of the logit_normal scheme."""
+    """Mean of --weighting_scheme logit_normal; no other takes it."""
     logit_std: float = 1.0
-    """Standard deviation of the logit_normal scheme."""
+    """Standard deviation of --weighting_scheme logit_normal; no other takes it."""
     timestep_sampling: Literal["scheme", "uniform", "sigmoid", "shift", "flux_shift"] = "scheme"
     """How noise levels are drawn. scheme: by --weighting_scheme, whose weights apply with the others too. uniform;
     sigmoid: the middle is preferred; shift: the same moved towards more noise by --flow_shift; flux_shift: moved by the
@@ -314,9 +315,9 @@ class OptimConfig:
     lr_warmup_steps: int = field(default=0, metadata={"near": "warmup warmup_steps"})
     """Optimizer steps over which the learning rate rises from 0. --lr_scheduler constant ignores them."""
     lr_num_cycles: int = field(default=1, metadata={"near": "lr_scheduler_num_cycles"})
-    """Cycles of cosine_with_restarts."""
+    """Cycles of --lr_scheduler cosine_with_restarts; no other takes it."""
     lr_power: float = 1.0
-    """Exponent of polynomial."""
+    """Exponent of --lr_scheduler polynomial; no other takes it."""
     adam_beta1: float = 0.9
     """Decay of the running mean of gradients, for both optimizers."""
     adam_beta2: float = 0.999
@@ -367,8 +368,8 @@ class ValidationConfig:
     validation_data_dir: str | None = None
     """Folder with pictures of the subject that are not trained on; their loss is measured at every validation."""
     validation_share: float = 0.0
-    """Instead of --validation_data_dir: hold out about this share of the pictures of the subject. A picture's content
-    decides, so that a new picture moves no other."""
+    """Instead of --validation_data_dir: hold out about this share of the pictures of the subject, and at least one of
+    each concept. A picture's content decides which."""
     score_steps: int | None = None
     """Score samples every so many optimizer steps, at the first step and at the last: how well they show the subject
     and follow their prompts. Samples are drawn at these steps too. --score_dino and --score_clip measure; without both
@@ -414,7 +415,8 @@ class OutputConfig:
     """Settings that may differ from the checkpoint's on resume although they change the result. Repeat the flag, or put
     commas between names."""
     max_skipped_steps: int = 20
-    """Stop after so many optimizer steps in a row were skipped for gradients that are not finite."""
+    """Stop after so many optimizer steps in a row were skipped for gradients that are not finite, or if the first so
+    many had no gradient at all."""
     upcast_before_saving: bool = False
     """Write the final LoRA file in float32 instead of the training precision. Checkpoints are always float32."""
     ema_export: bool = False

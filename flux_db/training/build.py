@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Parameter, nn
 from mindspore.amp import DynamicLossScaler
 
-from flux_db.console import printable, say, stage
+from flux_db.console import counted, printable, say, stage
 from flux_db.data.dataset import Dataset, preserved_prompts, total_steps
 from flux_db.data.encode_cache import text_precision
 from flux_db.data.timesteps import loss_weights, robust_table
@@ -173,10 +173,10 @@ def plan_run(config: Config, runtime: Runtime, model: Path, dataset: Dataset, gr
         layers = len(adapter.parameters(graph.transformer)) // 2
         if (lora := text_lora(config)) is not None:
             own = len(adapter.parameters(graph.text_encoder)) // 2
-            say(f"LoRA of rank {lora.rank} in {own} layers of CLIP, {second / 1e6:.2f} M parameters")
+            say(f"LoRA of rank {lora.rank} in {counted(own, 'layer')} of CLIP, {second / 1e6:.2f} M parameters")
         say(
-            f"LoRA of rank {_ranks(graph.transformer)} in {layers} layers, {count / 1e6:.2f} M parameters; "
-            f"{len(dataset.examples)} {_what(config)}, {total} steps of {layout.global_batch}"
+            f"LoRA of rank {_ranks(graph.transformer)} in {counted(layers, 'layer')}, {count / 1e6:.2f} M parameters; "
+            f"{counted(len(dataset.examples), _what(config))}, {counted(total, 'step')} of {layout.global_batch}"
         )
         _report_data(config, dataset, layout)
     return Training(
@@ -211,7 +211,7 @@ def _shard(transformer: nn.Cell, runtime: Runtime) -> None:
 def _what(config: Config) -> str:
     """A picture may be shown at several sizes."""
     several = any(len(concept.resolutions) > 1 for concept in concepts_of(config))
-    return "examples" if several else "pictures"
+    return "example" if several else "picture"
 
 
 def _report_concepts(config: Config, dataset: Dataset) -> None:
@@ -227,7 +227,7 @@ def _report_data(config: Config, dataset: Dataset, layout: BatchLayout) -> None:
     counts = Counter(example.size for example in dataset.examples)
     if len(counts) > 1:
         shown = ", ".join(f"{size}: {counts[size]}" for size in dataset.sizes)
-        say(f"{_what(config).capitalize()} in each bucket, which is a graph of its own: {shown}")
+        say(f"{_what(config).capitalize()}s in each bucket, which is a graph of its own: {shown}")
         small = [str(size) for size in dataset.sizes if counts[size] < layout.global_batch]
         if small:
             say(

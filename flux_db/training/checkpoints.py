@@ -23,7 +23,7 @@ from flux_db.run.saved_state import Best, BestScore, Progress, Waiting, lora_ste
 from flux_db.settings.schema import Config, to_flat_dict
 from flux_db.training import snapshot
 from flux_db.training.build import Training
-from flux_db.training.failure import CAUSES, TrainingFailed
+from flux_db.training.failure import TrainingFailed, nothing_learned
 
 
 class Checkpoints:
@@ -59,11 +59,6 @@ class Checkpoints:
         batch = self.training.layout.global_batch
         start = init_lora.name_of(self.config, self.fingerprints.get(init_lora.FINGERPRINT))
         return Facts(steps=self.progress.step, pictures=self.pictures, global_batch=batch, init_lora=start)
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether any step has changed the LoRA."""
-        return self.progress.skipped < self.progress.step
 
     def save(self, best: Best | None, best_score: BestScore | None = None, waiting: Waiting | None = None) -> None:
         """Save a checkpoint on rank 0. A failed save is loud, but the run and its earlier checkpoints live on."""
@@ -125,12 +120,8 @@ class Checkpoints:
 
     def save_final(self) -> None:
         """Write the LoRA file of the finished run."""
-        if not self.is_trained:
-            raise TrainingFailed(
-                f"all {self.progress.step} steps had gradients that are not finite, so nothing was learned and no LoRA "
-                f"is written. {CAUSES}",
-                everywhere=True,
-            )
+        if not self.progress.is_trained:
+            raise TrainingFailed(nothing_learned(self.progress), everywhere=True)
         if not self.runtime.is_main:
             return
         average, export = self.training.optimizer.has_ema, self.config.output.ema_export

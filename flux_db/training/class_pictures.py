@@ -15,7 +15,7 @@ from flux_db.errors import UserError
 from flux_db.model import loading, runtime
 from flux_db.model.sampler import Request, Sampler, SampleSettings
 from flux_db.progress import progress_bar
-from flux_db.settings.derived import is_int8
+from flux_db.settings.derived import class_path, is_int8
 from flux_db.settings.schema import Config
 from flux_db.size import Size
 from flux_db.stream import Purpose
@@ -29,7 +29,7 @@ def generate(config: Config) -> None:
     Under msrun each rank draws its share. The class prompt must be encoded already: no encoder is loaded here.
     """
     device = runtime.start(config.runtime)
-    folder = Path(config.data.class_data_dir)
+    folder = class_path(config)
     folder.mkdir(parents=True, exist_ok=True)
     if device.is_main:
         _set_damaged_aside(folder, sound_class_pictures(config))

@@ -26,7 +26,7 @@ import psutil
 
 from flux_db import child
 from flux_db.check.memory import LOCAL_DEVICES
-from flux_db.console import say
+from flux_db.console import counted, say
 from flux_db.data.selection import lacks_class_images
 from flux_db.errors import UserError
 from flux_db.interrupt import COMMAND, heeded
@@ -104,6 +104,9 @@ def launch(config: Config, flags: Sequence[str], where: Devices, log_dir: Path |
             return supervisor.run([sys.executable, child.SCRIPT, *flags], **devices)
         if where.total == 1:
             return supervisor.run_logged([sys.executable, child.SCRIPT, *flags])
+        # in a process of its own: MindSpore starts threads, and signals are for this one alone
+        if code := supervisor.run(child.command("device", *flags)):
+            return code
         if lacks_class_images(config):
             if where.node_rank == 0 and (code := supervisor.run(child.command("encode", *flags))):
                 return code
@@ -198,7 +201,7 @@ class Supervisor:
             msrun.append(f"--node_rank={where.node_rank}")
         if where.bind_core:
             msrun.append("--bind_core=True")
-        say(f"Starting {where.devices} workers; their logs are in {self.log_dir}")
+        say(f"Starting {counted(where.devices, 'worker')}; logs are in {self.log_dir}")
         shown = worker_logs.follow(worker_logs.worker(self.log_dir, 0)) if where.node_rank == 0 else nullcontext()
         with (self.log_dir / worker_logs.MSRUN).open("wb") as output, shown:
             words = child.tied([*msrun, *command])

@@ -28,7 +28,7 @@ from flux_db.step_inputs import StepResult
 from flux_db.training.build import Training
 from flux_db.training.checkpoints import Checkpoints
 from flux_db.training.compiling import StepCompiler, tensors
-from flux_db.training.failure import CAUSES, TrainingFailed
+from flux_db.training.failure import CAUSES, TrainingFailed, nothing_learned
 from flux_db.training.resume import Ground, Start
 from flux_db.training.validation import Validation
 
@@ -163,7 +163,7 @@ class Loop:
 
     def _validate(self) -> None:
         with self.training.optimizer.average_in_layers():
-            self.validation.run(self.progress.step, is_trained=self.checkpoints.is_trained)
+            self.validation.run(self.progress.step, is_trained=self.progress.is_trained)
         self._clock = time.monotonic()
 
     def _renew_report(self) -> None:
@@ -203,6 +203,7 @@ class Loop:
         progress.step = pending.step
         progress.skipped += not result.applied
         progress.skipped_in_row = 0 if result.applied else progress.skipped_in_row + 1
+        progress.zero_gradients += result.grad_norm == 0
         epoch = pending.step * self.training.layout.global_batch / len(self.source.dataset.examples)
         self.metrics_log.step(
             Metrics(
@@ -226,6 +227,9 @@ class Loop:
                 f"The last good checkpoint: {self.checkpoints.last or 'none'}",
                 everywhere=True,
             )
+
+        if progress.step >= limit and not progress.is_trained:
+            raise TrainingFailed(nothing_learned(progress), everywhere=True)
 
     def _loss_by_concept(self, step: int, sums: list[float]) -> dict[str, float]:
         """Mean error of the step's examples of each concept that has some, without its weight.

@@ -13,7 +13,7 @@ from mindspore import nn
 from PIL import Image
 
 from flux_db.atomic import write_png
-from flux_db.console import say, stage
+from flux_db.console import counted, say, stage
 from flux_db.data.encode_cache import Cache
 from flux_db.model import adapter
 from flux_db.model.runtime import Runtime
@@ -111,7 +111,7 @@ class Validator:
 
     def run(self, step: int) -> None:
         """Draw and store a round, on all ranks at once. A failure is reported and does not end the training."""
-        text = f"Drawing {len(self.requests)} samples at step {step}"
+        text = f"Drawing {counted(len(self.requests), 'sample')} at step {step}"
         with stage(text) if self.runtime.is_main else nullcontext():
             problem = self._draw(step)
             # no rank goes on, or reads the files, before all have done their share

@@ -152,7 +152,9 @@ AWKWARD = [
     ("latin_caption.png", with_caption("Zürich".encode("latin-1")), REFUSED, "not UTF-8 text"),
     ("nul_caption.png", with_caption(b"a dog\0"), REFUSED, "has a NUL character in it"),
     ("pipe_caption.png", caption_that_is(os.mkfifo), REFUSED, "cannot be read (is a pipe, not a file)"),
-    ("device_caption.png", caption_that_is(link("/dev/zero")), REFUSED, "cannot be read (is a device, not a file)"),
+    ("device_caption.png", caption_that_is(link("/dev/zero")), REFUSED, "is a link out of the folder, and is not read"),
+    ("secret_caption.png", caption_that_is(link("/etc/passwd")), REFUSED, "is a link out of the folder, and is not"),
+    ("linked_caption.png", caption_that_is(link("captioned.txt")), FINE, 'a dog, on a bench"'),
     ("sparse_caption.png", caption_that_is(sparse), REFUSED, "cannot be read (has more than 1 MiB"),
     ("folder_caption.png", caption_that_is(Path.mkdir), FINE, "a photo of sks dog"),
     ("formula_caption.png", with_caption(b"=cmd|' /C calc'!A0"), FINE, "'=cmd|' /C calc'!A0"),
@@ -381,6 +383,10 @@ def test_class_pictures_are_counted_and_the_pictures_told_are_the_subjects(world
     text = capsys.readouterr().out
     assert f"Pictures: 3 in {world.pictures}\n" in text
     assert "class pictures     5, of which 3 are still to be drawn" in text
+    # without a folder of their own they are in the output folder
+    (tmp_path / "class").rename(tmp_path / "out" / "class")
+    assert dry_run.run(read_config(flags(world, tmp_path / "out", world.pictures, more[0], *more[2:]))) == 0
+    assert "class pictures     100, of which 98 are still to be drawn" in capsys.readouterr().out
 
 
 def test_all_problems_at_once_and_no_report_of_a_faulty_run(world, tmp_path):
@@ -395,6 +401,20 @@ def test_all_problems_at_once_and_no_report_of_a_faulty_run(world, tmp_path):
         for part in ("error: 5 problems", "empty.jpg", "--rank 0", "--learning_rat", "blurple", "./nowhere"):
             assert part in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_long_list_of_wrong_sizes_is_a_short_message(world, tmp_path):
+    sizes = ";".join(f"16,{width}" for width in range(5000))
+    done = command(*flags(world, tmp_path / "out", world.pictures, f"--aspect_ratio_buckets={sizes}"))
+    assert done.returncode == 2 and len(done.stderr) < 4000
+    assert "16,1: both sides must be multiples of 16" in done.stderr and "5000 sizes, each a graph" in done.stderr
+
+
+def test_check_refuses_an_upload_as_the_trainer_does(world, tmp_path):
+    words = flags(world, tmp_path / "out", world.pictures, "--push_to_hub", "--hub_model_id", "../../x")
+    for script in (("-m", "flux_db", "check"), (str(program.SCRIPT),)):
+        done = command(*words, script=script)
+        assert done.returncode == 2 and "--hub_model_id ../../x: is not a name for the hub" in done.stderr
 
 
 def test_neither_mindspore_nor_datasets_is_imported(world, tmp_path):
@@ -509,7 +529,7 @@ def subject_lines(world, tmp_path, *words, folder=None):
     done = program.run(program.command("check", *flags(world, tmp_path / "out", folder or world.pictures, *words)))
     assert done.returncode == 0, done.stderr
     about = ("sample prompt", "--instance_prompt", "caption of", "to train on")
-    return [line.strip() for line in done.stdout.splitlines() if any(part in line for part in about)]
+    return [line.strip(" !") for line in done.stdout.splitlines() if any(part in line for part in about)]
 
 
 def test_samples_of_another_subject_are_warned_of(world, tmp_path):

@@ -42,12 +42,16 @@ def config(**changes):
         ({**PRIOR, "class_data_dir": "link/c"}, "--class_data_dir link/c: lies in --instance_data_dir pics,"),
         ({"output_dir": "link/new/run"}, "--output_dir link/new/run: lies in --instance_data_dir pics,"),
         ({"instance_data_dir": "link", "output_dir": "pics/x"}, "--output_dir pics/x: lies in --instance_data_dir"),
+        ({"output_dir": "o/m"}, "--output_dir o/m: is the same folder as --pretrained_model_name_or_path o/m; choose"),
+        ({"output_dir": "o/m/run"}, "--output_dir o/m/run: lies in --pretrained_model_name_or_path o/m; choose"),
+        ({"encode_cache_dir": "o/m/c"}, "--encode_cache_dir o/m/c: lies in --pretrained_model_name_or_path o/m;"),
         ({"instance_data_dir": None, "dataset_name": "pics", "output_dir": "pics/o"}, "--output_dir pics/o: lies in"),
     ],
 )  # fmt: skip
 def test_what_lies_in_each_other_is_refused(tmp_path, monkeypatch, changes, problem):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pics").mkdir()
+    (tmp_path / "o" / "m").mkdir(parents=True)
     (tmp_path / "link").symlink_to("pics")
     (found,) = check_values(config(**changes))
     assert found.startswith(problem)

@@ -4,7 +4,9 @@ import program
 import pytest
 
 from flux_db.check.peer_notes import notes
+from flux_db.data.dataset import Dataset, Example
 from flux_db.settings.command_line import read_config
+from flux_db.size import Size
 
 NEEDED = ["--pretrained_model_name_or_path", "m", "--instance_data_dir", "p", "--instance_prompt", "a dog"]
 THEIRS = ["--rank", "4", "--lora_alpha", "4", "--guidance_scale", "3.5", "--train_batch_size", "4"]
@@ -12,8 +14,9 @@ PRIOR = ["--with_prior_preservation", "--class_data_dir", "c", "--class_prompt",
 THERE = "in diffusers' and mindone's scripts"
 
 
-def lines(*flags):
-    return notes(read_config([*NEEDED, *flags]))
+def lines(*flags, pictures=5, devices=1):
+    example = Example(picture=None, prompt="a dog", crop=(0.5, 0.5), size=Size.square(512))
+    return notes(read_config([*NEEDED, *flags]), Dataset(examples=(example,) * pictures), devices)
 
 
 def test_every_default_that_differs_is_named():
@@ -36,9 +39,16 @@ def test_what_is_given_needs_no_note():
     [
         (["--lr_scheduler", "cosine"], f"--lr_warmup_steps is 0 unless it is given, 500 {THERE}"),
         (["--optimizer", "prodigy"], "--learning_rate is 1 for Prodigy unless it is given, 0.0001 in diff"),
-        ([*PRIOR], "--num_train_epochs: an epoch is a pass over the pictures of the subject"),
-        ([*PRIOR, "--validation_epochs", "3"], "--num_train_epochs and --validation_epochs: an epoch is a pass over"),
-        ([*PRIOR, "--max_train_steps", "9", "--validation_epochs", "3"], "--validation_epochs: an epoch is a pass"),
+        ([*PRIOR], "--num_train_epochs 1: 2 steps here, 25 in diffusers' script, which makes an epoch of as many"),
+        (
+            [*PRIOR, "--max_train_steps", "9", "--validation_epochs", "3"],
+            "--validation_epochs 3: 4 steps here, 75 in diffusers' script, which makes an epoch of as many pictures",
+        ),
+        (
+            ["--num_train_epochs", "10", "--gradient_accumulation_steps", "4"],
+            "--num_train_epochs 10: 4 steps here, 10 in diffusers' script, which ends each epoch with a step;"
+            " --max_train_steps 10 gives as many",
+        ),
     ],
 )  # fmt: skip
 def test_a_flag_that_means_something_else_is_named(flags, text):
@@ -59,11 +69,18 @@ def test_where_it_means_the_same_there_is_no_note(flags):
     assert lines(*THEIRS, *flags) == []
 
 
+def test_epochs_of_as_many_steps_need_no_note():
+    epochs = ["--num_train_epochs", "10", "--validation_epochs", "3"]
+    assert lines(*THEIRS, *epochs, pictures=8) == []
+    assert lines(*THEIRS, *epochs, "--gradient_accumulation_steps", "2", pictures=16, devices=2) == []
+    assert len(lines(*THEIRS, *epochs, "--gradient_accumulation_steps", "2", pictures=8, devices=2)) == 2
+
+
 def test_a_yaml_file_is_no_command_line_of_theirs(tmp_path):
     (tmp_path / "run.yaml").write_text("seed: 1\n")
     assert lines("--config", str(tmp_path / "run.yaml")) == []
     (line,) = lines("--config", str(tmp_path / "run.yaml"), *PRIOR)
-    assert "an epoch is a pass" in line
+    assert "makes an epoch of as many" in line
 
 
 # As the pages of diffusers' and mindone's scripts show them, with folders of this machine and smaller numbers.

@@ -145,6 +145,50 @@ def test_here_there_is_no_card_and_the_program_prints_why(world, tmp_path):
     assert done.returncode == 2 and "no bf16 kernels; use no or fp16 (no Ascend: CANN is not installed" in done.stderr
 
 
+SECOND_SERVER = ["--nodes", 2, "--node_rank", 1, "--master_addr", "127.0.0.2"]
+
+
+@pytest.mark.skipif(device.count_devices(device.Path("/dev")) > 0, reason="there is a device")
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda flags: [program.PYTHON, str(program.SCRIPT), *flags],
+        lambda flags: program.command("prepare", *flags),
+        lambda flags: program.command("launch", "--devices", 2, "--", *flags),
+        lambda flags: program.command("launch", "--devices", 2, *SECOND_SERVER, "--", *flags),
+    ],
+    ids=["trainer", "prepare", "launch", "launch on the second server"],
+)
+def test_a_missing_device_is_reported_before_anything_is_fetched_or_encoded(world, tmp_path, start):
+    """The hub cannot be reached: a program that asked it for the model would end with that."""
+    settings = world.settings(tmp_path / "out", device="Ascend", pretrained_model_name_or_path="owner/model")
+    offline = program.environment(HF_HUB_OFFLINE="1")
+    done = program.run(start(program.flags(settings)), env=offline, timeout=60)
+    assert done.returncode == 2 and "--device Ascend: CANN is not installed" in done.stderr
+    assert "Fetching" not in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_check_reports_whether_the_device_is_here(world, tmp_path):
+    def check(**changes) -> str:
+        done = program.run(program.command("check", *program.flags(world.settings(tmp_path / "out", **changes))))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    text = check()
+    assert "device             CPU, here" in text and text.endswith("No problems: the run can start.\n")
+    if device.count_devices(device.Path("/dev")) == 0:
+        text = check(device="Ascend")
+        assert "device             Ascend, not here\n" in text and "the run can start" not in text
+        assert "the run cannot start on this machine:\n  --device Ascend: CANN is not installed" in text
+
+
+def test_distributed_without_msrun_is_a_problem_among_the_others(world, tmp_path):
+    settings = world.settings(tmp_path / "out", distributed=True, rank=0)
+    done = program.run(program.trainer(settings))
+    assert done.returncode == 2 and "--distributed: msrun did not start" in done.stderr and "--rank 0" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 CLOCK = """
 import time
 from flux_db.console import stage, say

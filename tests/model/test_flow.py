@@ -119,6 +119,13 @@ def test_noise_levels_have_the_density_of_their_formula(sampling, tokens, shape,
     assert kolmogorov_distance(draws, of_sigmoid(1.0, 1.3)) > limit  # another density does not pass
 
 
+def test_extreme_draws_are_noise_levels_too():
+    rng = philox()
+    draws = [drawn_sigma(rng, "sigmoid", 256, sigmoid_scale=1e4) for _ in range(200)]
+    draws += [timestep_fraction(rng, "logit_normal", logit_mean=mean) for mean in (-800.0, 800.0)]
+    assert all(0.0 <= draw <= 1.0 for draw in draws) and min(draws) < 1e-9 and max(draws) > 1 - 1e-9
+
+
 @pytest.mark.parametrize(("tokens", "shift"), [(256, 1.649), (1024, 1.878), (2304, 2.332), (4096, 3.158)])
 def test_the_shift_of_flux_grows_with_the_picture(tokens, shift):
     assert flux_shift(tokens) == pytest.approx(shift, abs=5e-4)

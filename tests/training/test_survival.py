@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load, save
 from world import lora_bytes, metrics, train, without_time
 
@@ -89,6 +90,21 @@ def test_a_run_that_learned_nothing_is_a_failure_and_claims_no_lora(calm, cpu, w
     assert run_state(tmp_path / "out")["status"] == "failed"
     losses = [row for row in metrics(tmp_path / "out") if row.get("event") == "validation"]
     assert len(losses) == 3 and all(row["validation_loss"] > 0 and not row["best"] for row in losses)
+
+
+def test_a_run_without_any_gradient_is_a_failure_and_stops_soon(cpu, world, tmp_path, capfd):
+    """All masks are black, and what they cover counts nothing."""
+    (tmp_path / "masks").mkdir()
+    for picture in world.pictures.glob("*.png"):
+        Image.new("L", (64, 64)).save(tmp_path / "masks" / picture.name)
+    masks = {"mask_dir": str(tmp_path / "masks"), "unmasked_weight": 0.0}
+    config = with_own_cache(cpu, world, tmp_path, **masks, max_train_steps=400, max_skipped_steps=3)
+    assert train(config) == 1
+    printed = capfd.readouterr()
+    assert "all 3 steps had gradients that are exactly zero, so nothing was learned" in printed.err
+    assert "masks that are black everywhere" in printed.err and "Done." not in printed.err
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+    assert run_state(tmp_path / "out")["status"] == "failed"
 
 
 @pytest.fixture(scope="module")

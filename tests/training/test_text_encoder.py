@@ -163,7 +163,7 @@ def test_an_older_cache_is_completed_with_tokens_and_t5_is_not_loaded(cpu, world
     cache.write(cache.prompt_file(PROMPT), {"prompt_embeds": np.zeros((16, 48)), "pooled_prompt_embeds": np.zeros(32)})
     dataset = encode.Dataset(examples=())
     work = encode.missing(world.config(tmp_path, validation_prompt=(PROMPT,), **TEXT), cache, dataset)
-    assert work.prompts == () and work.tokens == (PROMPT,) and work.describe() == "the tokens of 1 prompts"
+    assert work.prompts == () and work.tokens == (PROMPT,) and work.describe() == "the tokens of 1 prompt"
     encode._store_tokens(world.model, cache, work.tokens)
     assert cache.read(cache.token_file(PROMPT))["ids"].shape == (77,)
 

@@ -198,14 +198,20 @@ def test_a_share_is_held_out_and_a_new_picture_moves_no_other(pictures, tmp_path
     assert held_out <= names(more.held_out)
 
 
-def test_a_share_of_nothing_or_all_tells_what_to_do(pictures, tmp_path):
-    (problem,) = check_pictures(config(tmp_path, instance_data_dir=str(pictures), validation_share=0.0001))
-    assert "--validation_share 0.0001: holds out none of the 12 pictures; " in problem
-    share = float(problem.split("; ")[1].split()[0])
-    dataset, _ = read_dataset(config(tmp_path, instance_data_dir=str(pictures), validation_share=share))
-    assert len(dataset.held_out) == 1
-    (problem,) = check_pictures(config(tmp_path, instance_data_dir=str(pictures), validation_share=0.99999))
+def test_a_small_share_holds_out_one_picture_and_no_share_holds_out_all(pictures, tmp_path):
+    def settings(share, folder=pictures):
+        return config(tmp_path / "out", instance_data_dir=str(folder), validation_share=share)
+
+    assert check_pictures(settings(0.0001)) == []
+    dataset, _ = read_dataset(settings(0.0001))
+    assert len(dataset.held_out) == 1 and len(dataset.examples) == 11
+    assert names(dataset.held_out) <= names(read_dataset(settings(0.4))[0].held_out)
+    (problem,) = check_pictures(settings(0.99999))
     assert "holds out all 12 pictures" in problem
+    (tmp_path / "one").mkdir()
+    shutil.copy(pictures / "dog_00.png", tmp_path / "one")
+    (problem,) = check_pictures(settings(0.0001, tmp_path / "one"))
+    assert "needs at least two different pictures, one to hold out" in problem
 
 
 def test_a_folder_of_its_own_leaves_the_training_alone(pictures, tmp_path):
