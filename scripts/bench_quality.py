@@ -107,6 +107,13 @@ ROWS: dict[str, Row] = {
     "preserved class": Row({"preserve_class": "dog"}),
     "preserved class, 600 steps": Row({"preserve_class": "dog"} | only(600), step=600),
     "prior preservation, 400 steps": Row(PRIOR | only(400), step=400),
+    "preserved class, all layers": Row({"preserve_class": "dog", "lora_layers": "all"}),
+    **{
+        f"preserved class, {layers} layers, guidance 3.5": Row(
+            {"preserve_class": "dog", "lora_layers": layers, "guidance_scale": 3.5}
+        )
+        for layers in ("default", "all")
+    },
     "EMA 0.99": Row({"ema_decay": 0.99}),
     "huber": Row({"loss": "huber"}),
     "smooth_l1": Row({"loss": "smooth_l1"}),

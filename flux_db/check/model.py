@@ -18,8 +18,12 @@ from flux_db.problem import Problem
 from flux_db.settings import layer_patterns, lora_layers
 from flux_db.settings.concepts import concepts_of
 from flux_db.settings.derived import is_int8, sample_prompts, validation_size
+from flux_db.settings.preserved import is_preserved
 from flux_db.settings.schema import Config, LossConfig
 from flux_db.size import PIXELS_PER_TOKEN, Size
+
+# What --preserve_class holds at one guidance, it holds at others as near as this.
+HELD_NEAR = 1.0
 
 
 def locate_checked(config: Config) -> Path:
@@ -56,11 +60,17 @@ def model_warnings(config: Config, folder: Path | None = None) -> list[Problem]:
         has_guidance = read_config(folder, "transformer").get("guidance_embeds", False)
     except (OSError, ValueError, UserError):
         return []
-    scale = config.loss.guidance_scale
-    if has_guidance or scale == LossConfig().guidance_scale:
-        return []
-    text = f"--guidance_scale {scale:g}: not used, because the model has no guidance embedding (as FLUX.1-schnell)"
-    return [Problem(text, flag="guidance_scale", also=("pretrained_model_name_or_path",))]
+    scale, drawn = config.loss.guidance_scale, config.validation.validation_guidance
+    if not has_guidance and scale != LossConfig().guidance_scale:
+        text = f"--guidance_scale {scale:g}: not used, because the model has no guidance embedding (as FLUX.1-schnell)"
+        return [Problem(text, flag="guidance_scale", also=("pretrained_model_name_or_path",))]
+    if has_guidance and is_preserved(config) and abs(drawn - scale) > HELD_NEAR:
+        text = (
+            f"--preserve_class holds the class at --guidance_scale {scale:g} alone, but pictures are drawn at"
+            f" {drawn:g}: there it may turn grey; train with --guidance_scale {drawn:g}"
+        )
+        return [Problem(text, flag="guidance_scale", also=("preserve_class", "validation_guidance"))]
+    return []
 
 
 def _problems(folder: Path, variant: str | None) -> list[str]:

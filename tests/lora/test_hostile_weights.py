@@ -528,9 +528,7 @@ def test_output_onto_something_that_exists_is_refused(model, tmp_path, capfd, na
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "x", ""])
 def test_a_strength_must_be_a_finite_number(model, tmp_path, capfd, value):
-    with pytest.raises(SystemExit) as caught:
-        main(["fuse", str(model), str(lora(tmp_path)), f"--scale={value}", "-o", str(tmp_path / "out")])
-    assert caught.value.code == 2
+    assert main(["fuse", str(model), str(lora(tmp_path)), f"--scale={value}", "-o", str(tmp_path / "out")]) == 2
     assert f"--scale: must be a finite number, not {value}" in capfd.readouterr().err
     words = ["--model", str(model), "--prompt", "x", "-o", str(tmp_path / "out")]
     with pytest.raises(UserError, match=r"the weight must be a finite number|is not a weight"):
@@ -552,10 +550,9 @@ def test_a_strength_must_be_a_finite_number(model, tmp_path, capfd, value):
     ],
     ids=lambda words: f"{words[0]} {words[1][:20]}",
 )
-def test_numbers_beyond_reason_are_refused_by_generate(model, tmp_path, capfd, words):
-    with pytest.raises(SystemExit) as caught:
+def test_numbers_beyond_reason_are_refused_by_generate(model, tmp_path, words):
+    with pytest.raises(UserError, match=words[0]):
         generate_flags.read(["--model", str(model), "--prompt", "x", "-o", str(tmp_path / "out"), *words])
-    assert caught.value.code == 2 and words[0] in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "dangling link", "under a file", "a picture's name"])

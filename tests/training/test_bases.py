@@ -67,6 +67,15 @@ def test_a_model_without_guidance_is_sound_and_says_what_it_does_not_use(schnell
     assert model_warnings(schnell.config(tmp_path, pretrained_model_name_or_path="owner/model")) == []
 
 
+def test_a_class_held_at_another_guidance_than_it_is_drawn_at_is_a_warning(schnell, world, tmp_path):
+    """At guidance 1 alone, with all layers trained, it became a grey ghost at 3.5 (docs/evidence.md)."""
+    (warning,) = model_warnings(world.config(tmp_path, preserve_class="dog"))
+    assert warning.endswith("there it may turn grey; train with --guidance_scale 3.5")
+    assert model_warnings(world.config(tmp_path, preserve_class="dog", guidance_scale=3.5)) == []
+    assert model_warnings(world.config(tmp_path, preserve_class="dog", validation_guidance=1.0)) == []
+    assert model_warnings(schnell.config(tmp_path, preserve_class="dog")) == []
+
+
 def test_a_run_with_samples_on_a_model_without_guidance_resumes_exactly(cpu, schnell, tmp_path):
     assert train(schnell.config(tmp_path / "run", **RUN)) == 0
     assert [row["step"] for row in metrics(tmp_path / "run") if "loss" in row] == [1, 2]

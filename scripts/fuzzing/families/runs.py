@@ -226,7 +226,7 @@ def special(bench: Bench, name: str, about: str) -> Case:
 
 def _shows_the_run(case: Path, _stdout: str) -> str | None:
     text = (case / "run" / "report.html").read_text()
-    wanted = ("a photo of sks dog", "data:image/webp;base64,", "<svg", "finished", "dog1.png")
+    wanted = ("a photo of sks dog", "data:image/png;base64,", "<svg", "finished", "dog1.png")
     missing = [word for word in wanted if word not in text]
     return f"the report lacks {missing[0]}" if missing else None
 
