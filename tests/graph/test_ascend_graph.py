@@ -125,12 +125,14 @@ def test_every_operator_has_a_kernel_on_ais_cores_and_none_runs_python(graphs, n
     assert all(node.bytes <= 4 for node in graphs[name].of("TensorMove")), "nothing but numbers is copied"
 
 
-def test_the_kernels_are_in_mindspores_library_for_ascend():
+def test_the_kernels_are_in_mindspores_library_for_ascend(graphs):
+    """Those that this version of MindSpore uses: newer ones have some that older ones lack."""
     library = Path(mindspore.__file__).parent / "lib" / "plugin" / "libmindspore_ops_ascend.so"
     if not library.exists():
         pytest.skip("this build of MindSpore has no library for Ascend")
     names = set(re.findall(rb"aclnn[A-Z]\w+", library.read_bytes()))
-    assert {f"aclnn{name}".encode() for name in ACLNN.values()} <= names
+    used = {operator for graph in graphs.values() for operator in graph.counts()}
+    assert {f"aclnn{ACLNN[operator]}".encode() for operator in used & ACLNN.keys()} <= names
 
 
 @pytest.mark.parametrize("name", [*STEPS, "sampler", "validation loss"])

@@ -229,7 +229,7 @@ def test_the_configs_of_the_readme_are_there():
     assert [file.stem for file in CONFIGS] == [
         "demo_cpu", "flux_dev_32gb", "flux_dev_32gb_8devices", "flux_dev_64gb", "flux_dev_64gb_concepts",
         "flux_dev_64gb_prior",
-        "flux_dev_8devices",
+        "flux_dev_8devices", "my_drawings_cpu",
     ]  # fmt: skip
 
 
