@@ -95,7 +95,16 @@ def compare(versions: list[str]) -> None:
             took = demo(version, folder, model)
             found = losses(folder / "run")
             first = first or found
-            again = ("--max_train_steps", 1, "--encode_cache_dir", folder / "run/cache", "--validation_epochs", 1000)
+            again = (
+                "--max_train_steps",
+                1,
+                "--lr_warmup_steps",
+                0,
+                "--encode_cache_dir",
+                folder / "run/cache",
+                "--validation_epochs",
+                1000,
+            )
             shutil.rmtree(folder / "run/samples")
             demo(version, folder, model, *again, "--output_dir", folder / "one")  # its graphs are stored by this one
             cached = demo(version, folder, model, *again, "--output_dir", folder / "two")
