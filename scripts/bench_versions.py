@@ -108,7 +108,7 @@ def compare(versions: list[str]) -> None:
             shutil.rmtree(folder / "run/samples")
             demo(version, folder, model, *again, "--output_dir", folder / "one")  # its graphs are stored by this one
             cached = demo(version, folder, model, *again, "--output_dir", folder / "two")
-            step = json.loads(run(version, folder, __file__, "--child", "step").output.splitlines()[-1])
+            step = measured(version, folder, "step")
             row = [
                 version,
                 f"{took.seconds:.1f}",
@@ -119,9 +119,15 @@ def compare(versions: list[str]) -> None:
                 f"{step['mb']}",
             ]
             for px in SIZES:
-                vae = json.loads(run(version, folder, __file__, "--child", "vae", model, px).output.splitlines()[-1])
+                vae = measured(version, folder, "vae", model, px)
                 row.append(f"{vae['encode']:.0f} / {vae['decode']:.0f} ({vae['mb']})")
             print(f"| {' | '.join(row)} |", flush=True)
+
+
+def measured(version: str, folder: Path, *words: object) -> dict[str, float]:
+    """What this script measures in the version's own python."""
+    lines = run(version, folder, __file__, "--child", *words).output.splitlines()
+    return json.loads(next(line for line in lines if line.startswith("{")))
 
 
 def resume(first: str, second: str) -> None:
