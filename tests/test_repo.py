@@ -30,7 +30,7 @@ PACKAGES = {
     " output_folder"
     " plain_json plain_yaml png_text stream streams errors atomic file_memo interrupt line_file child weight_file",
     "settings": "schema raw_values concept_list concepts layer_patterns lora_layers prompt_lines derived subject_word"
-    " preserved peer_flags command_line resume_rules secrets",
+    " preserved secrets peer_flags command_line resume_rules",
     "model": "flux_dev expected_weights int8 part_weights model_folder parts folder_copy quantize picture_processor"
     " vae_tiles scoring_folder identity device late_scipy lazy_mindone quiet repeated_calls fingerprint compile_hook"
     " compile_watch compile_cache cpu_conv formulations int8_linear cpu_layers device_kernels dinov2 operators runtime"

@@ -14,7 +14,8 @@ from flux_db.settings.schema import Config
 def check_device(config: Config) -> list[Problem]:
     """Why this machine cannot compute the run. Imports MindSpore, unless the run is for the CPU."""
     wanted, precision = config.runtime.device, config.runtime.mixed_precision
-    if wanted == "CPU" or _is_one_of_several():  # bf16 on the CPU is among the problems of the values
+    # bf16 on the CPU is among the problems of the values; a worker reports its device when it joins the others
+    if wanted == "CPU" or device.is_one_of_several():
         return []
     try:
         name, reason = device.choose(wanted, _facts())
@@ -27,7 +28,7 @@ def check_device(config: Config) -> list[Problem]:
 
 def check_processes(config: Config) -> list[Problem]:
     """Whether msrun started this process, if the settings demand several."""
-    if not config.runtime.distributed or _is_one_of_several():
+    if not config.runtime.distributed or device.is_one_of_several():
         return []
     text = "--distributed: msrun did not start this process; start with scripts/train_multi.sh, or leave the flag out"
     return [Problem(text, flag="distributed")]
@@ -42,11 +43,6 @@ def describe_device(config: Config) -> str:
     if reason is None:
         return "Ascend, here"
     return f"CPU, because Ascend is not here: {reason}" if wanted == "auto" else "Ascend, not here"
-
-
-def _is_one_of_several() -> bool:
-    """A worker of msrun reports its device when it joins the others."""
-    return "MS_ROLE" in os.environ
 
 
 def _facts() -> AscendFacts:

@@ -14,9 +14,9 @@ from flux_db.check.model import check_model
 from flux_db.model.model_folder import FETCHED
 from flux_db.problem import Problem
 from flux_db.settings.schema import Config
+from flux_db.settings.secrets import LOGIN
 
 FLAG = "pretrained_model_name_or_path"
-LOGIN = "log in with hf auth login, or set HF_TOKEN"
 PATIENCE_SECONDS = 10.0
 # Of the published weights: bf16.
 ITEM_BYTES = 2

@@ -42,9 +42,8 @@ def _run(argv: list[str]) -> int | None:
     command = COMMANDS[name]
     if command.flags is not None:
         return command.run(command_parser(name).parse_args(argv[1:]))
-    if command.takes_trainer_flags and {"-h", "--help"} & set(argv):
-        build_trainer_parser(f"{program_name()} {name}", command.description).print_help()
-        return 0
+    if command.takes_trainer_flags and (helps := [word for word in argv if word in ("-h", "--help", "--help-all")]):
+        build_trainer_parser(f"{program_name()} {name}", command.description).parse_args(helps)
     return command.run(argv[1:])
 
 

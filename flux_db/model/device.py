@@ -29,6 +29,11 @@ CANN_PLACES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/lat
 _MISSING = re.compile(r"\b(lib[\w.+-]*\.so[\w.]*): cannot open shared object file")
 
 
+def is_one_of_several() -> bool:
+    """Whether msrun started this process."""
+    return "MS_ROLE" in os.environ
+
+
 @dataclass(frozen=True, kw_only=True)
 class AscendFacts:
     """What is known of Ascend on this machine before a device is chosen."""

@@ -180,7 +180,7 @@ def choose_device(wanted: str) -> tuple[str, str]:
 
 
 def _join(config: RuntimeConfig) -> tuple[int, int]:
-    if "MS_ROLE" not in os.environ:
+    if not device.is_one_of_several():
         if config.distributed:
             raise UserError("--distributed: msrun did not start this process; use scripts/train_multi.sh, or no flag")
         return 0, 1

@@ -15,8 +15,7 @@ from flux_db.problem import Problem
 from flux_db.run import sample_files
 from flux_db.run.lock import is_first_process
 from flux_db.settings.schema import Config
-
-LOGIN = "log in with hf auth login, or set HF_TOKEN"
+from flux_db.settings.secrets import LOGIN
 
 
 class PushFailed(Exception):

@@ -10,6 +10,7 @@ from typing import Any
 from flux_db.problem import Problem
 from flux_db.settings.raw_values import NO_VALUE
 from flux_db.settings.schema import Config
+from flux_db.settings.secrets import LOGIN
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ PEER_FLAGS = {
         "a token is no setting and is never stored",
         lambda value, config: False,
         "never",
-        "log in with hf auth login, or set HF_TOKEN",
+        LOGIN,
     ),
 }
 

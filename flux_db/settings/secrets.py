@@ -11,6 +11,7 @@ from flux_db.interrupt import start_anew
 
 FLAG = "--hub_token"
 VARIABLE = "HF_TOKEN"
+LOGIN = f"log in with hf auth login, or set {VARIABLE}"
 
 
 def hide_token() -> None:
@@ -36,5 +37,5 @@ def without_token(words: Sequence[str]) -> tuple[list[str], str | None]:
             kept.append(word)
             continue
         if not token or token.startswith("-"):
-            raise UserError(f"{FLAG} needs a token; better still, log in with hf auth login, or set {VARIABLE}")
+            raise UserError(f"{FLAG} needs a token; better still, {LOGIN}")
     return kept, token

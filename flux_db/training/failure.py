@@ -5,8 +5,6 @@ from __future__ import annotations
 from flux_db.run.saved_state import Progress
 
 CAUSES = "Likely causes: a learning rate that is too high, fp16 (try bf16), or damaged pictures or weights."
-
-
 ZERO_CAUSES = (
     "Likely causes: masks that are black everywhere with --unmasked_weight 0, a weight of the loss that is zero, or"
     " fp16 (try bf16)."

@@ -227,7 +227,6 @@ class Loop:
                 f"The last good checkpoint: {self.checkpoints.last or 'none'}",
                 everywhere=True,
             )
-
         if progress.step >= limit and not progress.is_trained:
             raise TrainingFailed(nothing_learned(progress), everywhere=True)
 

@@ -21,6 +21,7 @@ from flux_db.data.encode_cache import Cache
 from flux_db.data.selection import Survey, lacks_class_images, pictures_seen
 from flux_db.errors import UserError, leave_behind
 from flux_db.lora import init_lora
+from flux_db.model.device import is_one_of_several
 from flux_db.model.model_folder import fingerprint
 from flux_db.run import checkpoint
 from flux_db.settings.command_line import to_yaml
@@ -110,7 +111,7 @@ def start(config: Config, seen: Survey) -> tuple[Runtime, Prepared, Encoding]:
     MindSpore, whose import takes seconds, is imported beside it. Models are built beside it only on the CPU, and only
     if all of them fit into memory: a device is for one process at a time.
     """
-    if "MS_ROLE" in os.environ:  # one of several processes: they join before they look for anything
+    if is_one_of_several():  # they join before they look for anything
         from flux_db.model import runtime
 
         device = runtime.start(config.runtime)

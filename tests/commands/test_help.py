@@ -22,6 +22,7 @@ def lines_of(*words, **options):
 )
 def test_a_command_with_the_flags_of_the_trainer_describes_itself(name, purpose):
     code, text, _ = lines_of(name, "--help")
+    assert lines_of(name, "--help-all")[1].splitlines()[:4] == text.splitlines()[:4]
     assert code == 0 and text.startswith(f"usage: python -m flux_db {name} ") and "--instance_data_dir" in text
     assert purpose in " ".join(text.split()) and "Train a DreamBooth LoRA" not in text
 
